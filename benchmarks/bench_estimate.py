@@ -23,7 +23,7 @@ from estimate_steps import STEPS, Step, make_step
 from harness import cells_in_line
 
 import brim
-from brim.foresee._reach import Reachable
+from brim._state.reach import Reachable
 
 WORKSPACES = 2 * 32 << 20  # cuBLAS's on Hopper, of the forward's and of the engine's thread
 

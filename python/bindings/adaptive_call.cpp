@@ -189,8 +189,7 @@ class Call {
                        ", which was not passed and has no default");
       named.append(py::make_tuple(slot.name, py::handle(value)));
     }
-    const py::object collect = attribute(py::module_::import("brim.adapt._restore"), "collect");
-    const auto collected = invoke(collect, config_.restore, named).cast<py::tuple>();
+    const auto collected = invoke(provided("collect"), config_.restore, named).cast<py::tuple>();
     for (const py::handle tensor : collected[0]) {
       state.add_values(THPVariable_Unpack(tensor.ptr()));
     }

@@ -86,8 +86,7 @@ PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
                        [&](const auto& config, PyObject* function, const auto& arguments) {
                          return adaptive_call(config, function, arguments, &attempts);
                        }));
-    const py::object list = py::module_::import("brim.adapt._attempts").attr("Attempts");
-    return py::make_tuple(result, list(std::move(attempts)));
+    return py::make_tuple(result, provided("Attempts")(std::move(attempts)));
   });
 }
 
@@ -294,8 +293,7 @@ PyObject* reduce(PyObject* self, PyObject* /*unused*/) {
     const AdaptiveFunction& function = decorated(self);
     return as_function(self)->base != nullptr
                ? py::object(as_method(self).attr("__reduce__")())
-               : py::object(py::module_::import("brim.adapt._options")
-                                .attr("reduce")(py::handle(self), function.config->recipe));
+               : py::object(provided("reduce")(py::handle(self), function.config->recipe));
   });
 }
 

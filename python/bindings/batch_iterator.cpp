@@ -17,21 +17,23 @@
 namespace brim::python {
 namespace {
 
-/// The iterator of a batch sampler.
-class BatchIterator {
+/// One iteration of a batch sampler: what it has given, and where it stands. The sampler holds it;
+/// a BatchIterator, which it does not hold, is what loops read.
+class BatchRun {
  public:
-  BatchIterator(std::shared_ptr<SampleBatching> batching, batching::BatchStream stream,
-                bool as_tensors, py::dict description)
+  BatchRun(std::shared_ptr<SampleBatching> batching, batching::BatchStream stream, bool as_tensors,
+           py::dict description)
       : batching_(std::move(batching)),
         stream_(std::move(stream)),
         as_tensors_(as_tensors),
         description_(std::move(description)) {}
-  BatchIterator(const BatchIterator&) = delete;
-  BatchIterator& operator=(const BatchIterator&) = delete;
+  BatchRun(const BatchRun&) = delete;
+  BatchRun& operator=(const BatchRun&) = delete;
 
   /// A new reference; null at the end. Blocks are computed without the GIL.
   PyObject* next() {
     const Held held(*this);
+    ++asked_;
     const auto batch = finished_                ? std::nullopt
                        : stream_.at_block_end() ? interruptibly([&] { return stream_.next(); })
                                                 : stream_.next();
@@ -58,10 +60,14 @@ class BatchIterator {
     return finished_ || stream_.given() > 0;
   }
 
-  std::int64_t given() {
+  /// How often it was asked for a batch, and how many it has given.
+  std::pair<std::int64_t, std::int64_t> asked() {
     const Held held(*this);
-    return stream_.given();
+    return {asked_, stream_.given()};
   }
+
+  /// Whether somebody holds an iterator over it.
+  bool held() const { return iterators_ > 0; }
 
   bool ended() {
     const Held held(*this);
@@ -73,26 +79,25 @@ class BatchIterator {
   /// computed, and may be whenever an object is made.
   class Held {
    public:
-    explicit Held(BatchIterator& iterator) : iterator_(iterator) {
+    explicit Held(BatchRun& run) : run_(run) {
       const std::thread::id here = std::this_thread::get_id();
       // A finalizer that runs inside of next() would wait for itself.
-      TORCH_CHECK_VALUE(iterator_.owner_ != here,
-                        "this iterator is already running in this thread");
-      if (!iterator_.mutex_.try_lock()) {
+      TORCH_CHECK_VALUE(run_.owner_ != here, "this iterator is already running in this thread");
+      if (!run_.mutex_.try_lock()) {
         const py::gil_scoped_release release;
-        iterator_.mutex_.lock();
+        run_.mutex_.lock();
       }
-      iterator_.owner_ = here;
+      run_.owner_ = here;
     }
     ~Held() {
-      iterator_.owner_ = std::thread::id();
-      iterator_.mutex_.unlock();
+      run_.owner_ = std::thread::id();
+      run_.mutex_.unlock();
     }
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
 
    private:
-    BatchIterator& iterator_;
+    BatchRun& run_;
   };
 
   /// A view of the block's indices: one allocation per block, and no dispatcher call per batch.
@@ -116,26 +121,45 @@ class BatchIterator {
   bool as_tensors_;
   py::dict description_;
   bool finished_ = false;
+  std::int64_t asked_ = 0;
+  std::atomic<int> iterators_ = 0;
   std::int64_t block_ = 0;
   at::Tensor indices_;  // of the open block
   std::mutex mutex_;
   std::atomic<std::thread::id> owner_;  // the thread that holds the mutex
+
+  friend class BatchIterator;
+};
+
+/// What a loop or a loader reads.
+class BatchIterator {
+ public:
+  explicit BatchIterator(std::shared_ptr<BatchRun> run) : run_(std::move(run)) {
+    ++run_->iterators_;
+  }
+  ~BatchIterator() { --run_->iterators_; }
+  BatchIterator(const BatchIterator&) = delete;
+  BatchIterator& operator=(const BatchIterator&) = delete;
+
+  BatchRun& run() { return *run_; }
+
+ private:
+  std::shared_ptr<BatchRun> run_;
 };
 
 PyObject* next(PyObject* self) {
   // Not `cast`, which looks the type up: a sixth of the time of a small batch.
   auto* const held = reinterpret_cast<py::detail::instance*>(self);
   auto* const iterator = held->get_value_and_holder().value_ptr<BatchIterator>();
-  return called_by_python([&] { return iterator->next(); });
+  return called_by_python([&] { return iterator->run().next(); });
 }
 
 }  // namespace
 
-py::object make_batch_iterator(std::shared_ptr<SampleBatching> batching,
-                               batching::BatchStream stream, bool as_tensors,
-                               py::dict description) {
-  return py::cast(std::make_unique<BatchIterator>(std::move(batching), std::move(stream),
-                                                  as_tensors, std::move(description)));
+py::object make_batch_run(std::shared_ptr<SampleBatching> batching, batching::BatchStream stream,
+                          bool as_tensors, py::dict description) {
+  return py::cast(std::make_shared<BatchRun>(std::move(batching), std::move(stream), as_tensors,
+                                             std::move(description)));
 }
 
 void register_batch_iterator(py::module_& m) {
@@ -148,11 +172,25 @@ void register_batch_iterator(py::module_& m) {
     type->ht_type.tp_flags |= Py_TPFLAGS_DISALLOW_INSTANTIATION;
   });
   py::class_<BatchIterator>(m, "BatchIterator", iterates, py::is_final())
-      .def("state_dict", &BatchIterator::state_dict, py::arg("batches") = py::none(),
-           "The state of this iterator, to resume from.")
-      .def("begun", &BatchIterator::begun, "Whether it was asked for a batch.")
-      .def("given", &BatchIterator::given, "How many batches it has given.")
-      .def("ended", &BatchIterator::ended, "Whether it has given its last batch.");
+      .def(
+          "state_dict",
+          [](BatchIterator& self, const py::object& batches) {
+            return self.run().state_dict(batches);
+          },
+          py::arg("batches") = py::none(), "The state of this iterator, to resume from.");
+  py::class_<BatchRun, std::shared_ptr<BatchRun>>(m, "BatchRun", py::is_final())
+      .def("state_dict", &BatchRun::state_dict, py::arg("batches") = py::none(),
+           "The state of this iteration, to resume from.")
+      .def(
+          "iterator",
+          [](std::shared_ptr<BatchRun> self) {
+            return std::make_unique<BatchIterator>(std::move(self));
+          },
+          "An iterator over the batches that are left.")
+      .def("begun", &BatchRun::begun, "Whether it has given a batch, or has none.")
+      .def("asked", &BatchRun::asked, "How often it was asked for a batch, and how many it gave.")
+      .def("held", &BatchRun::held, "Whether somebody holds an iterator over it.")
+      .def("ended", &BatchRun::ended, "Whether it has given its last batch.");
 }
 
 }  // namespace brim::python

@@ -161,9 +161,8 @@ batching::BatchStream stream_of(const SampleBatching& batching, std::uint64_t se
 py::object iterate(const SharedBatching& batching, std::uint64_t seed, std::int64_t rank,
                    std::int64_t world_size, const py::object& cursor, const py::object& segments,
                    bool as_tensors, py::dict description) {
-  return make_batch_iterator(batching,
-                             stream_of(*batching, seed, rank, world_size, cursor, segments),
-                             as_tensors, std::move(description));
+  return make_batch_run(batching, stream_of(*batching, seed, rank, world_size, cursor, segments),
+                        as_tensors, std::move(description));
 }
 
 std::int64_t count(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
@@ -331,7 +330,7 @@ Example:
       .def(
           "plot",
           [](const py::object& self, const py::object& where) {
-            return py::module_::import("brim.plot").attr("plan")(self, where);
+            return provided("draw")("plan", self, where);
           },
           py::arg("where") = py::none(),
           "Draw how full the batches are and how much of them is padding; see `brim.plot.plan`.")

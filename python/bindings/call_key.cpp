@@ -283,10 +283,8 @@ class Settings {
   }
 
   static std::int64_t structure_of(PyObject* module) {
-    static const py::handle structure =
-        attribute(py::module_::import("brim.adapt._identity"), "structure").release();
     try {
-      return invoke(structure, py::handle(module)).cast<std::int64_t>();
+      return invoke(provided("structure"), py::handle(module)).cast<std::int64_t>();
     } catch (const py::error_already_set&) {
       return 0;  // its parameters have no shapes yet
     }

@@ -1,5 +1,3 @@
-#include <ATen/ThreadLocalState.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -56,16 +54,6 @@ py::object pass_on(const py::object& func, const py::object& /*types*/, const py
   return func(*args, **kwargs);
 }
 
-/// The state of torch that belongs to the calling thread when this is made: grad and inference
-/// mode, autocast, modes of Python, hooks of saved tensors.
-class ThreadState {
- public:
-  void put_back() const { at::ThreadLocalState::setThreadLocalState(state_); }
-
- private:
-  at::ThreadLocalState state_;
-};
-
 }  // namespace
 
 void register_fake_tensor(py::module_& m) {
@@ -74,13 +62,6 @@ void register_fake_tensor(py::module_& m) {
   m.def("dispatch", &dispatch, py::arg("mode"), py::arg("func"), py::arg("types"),
         py::arg("args") = py::tuple(), py::arg("kwargs") = py::none());
   m.def("pass_on", &pass_on);
-  m.def("autocast_nesting", [] {
-    at::autocast::increment_nesting();
-    return at::autocast::decrement_nesting();
-  });
-  py::class_<ThreadState>(m, "ThreadState")
-      .def(py::init<>())
-      .def("put_back", &ThreadState::put_back);
 }
 
 }  // namespace brim::python

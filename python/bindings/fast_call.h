@@ -44,8 +44,8 @@ const at::Tensor& plain_tensor(PyObject* value);
 /// Where a mode or torch.jit.trace watches, everything takes the other way.
 [[nodiscard]] bool is_watched();
 
-/// Calls `brim.nn._elsewhere.elsewhere` with this name and these arguments.
-PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t count);
+/// Calls `brim.nn._elsewhere.via_dispatcher` with this name and these arguments.
+PyObject* call_via_dispatcher(const char* name, PyObject* const* values, Py_ssize_t count);
 
 template <class T>
 struct Read;
@@ -217,7 +217,7 @@ struct FastCall<Result(Args...)> {
       } catch (const NotPlain&) {
       }
     }
-    return call_elsewhere(self.name.c_str(), values, count);
+    return call_via_dispatcher(self.name.c_str(), values, count);
     END_HANDLE_TH_ERRORS
   }
 

@@ -59,6 +59,10 @@ inline pybind11::object attribute(pybind11::handle object, const char* name) {
   return new_reference(entering_python([&] { return PyObject_GetAttrString(object.ptr(), name); }));
 }
 
+/// What Python passed to `_C.provide` at import, under this name: the bindings import no module of
+/// ours.
+pybind11::handle provided(const char* name);
+
 /// Releases an object that may be the last reference to anything, finalisers included.
 inline void release(pybind11::object&& object) {
   PyObject* const last = object.release().ptr();

@@ -111,9 +111,9 @@ class LeftBehind {
         restored.append(py::handle(value));
       }
     }
-    const py::object unnamed = attribute(py::module_::import("brim.adapt._restore"), "unnamed");
     const py::object things = config_.restore ? config_.restore : py::none();
-    const auto found = invoke(unnamed, py::handle(function), positional, named, things, restored);
+    const auto found =
+        invoke(provided("unnamed"), py::handle(function), positional, named, things, restored);
     std::string kinds;
     for (const py::handle kind : found) {
       kinds += (kinds.empty() ? "a " : ", a ") + kind.cast<std::string>();

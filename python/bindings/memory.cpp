@@ -46,9 +46,7 @@ struct AskedBudget : Budget {
       : Budget((hide_fallback_warning(), limit), device) {}
 
  private:
-  static void hide_fallback_warning() {
-    invoke(attribute(py::module_::import("brim.memory"), "_hide_fallback_warning"));
-  }
+  static void hide_fallback_warning() { invoke(provided("hide_fallback_warning")); }
 };
 
 /// Keeps the limit as it was asked for, too.

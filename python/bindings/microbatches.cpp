@@ -24,10 +24,9 @@ double count_argument(const py::object& value) {
   const double count = entering_python([&] { return PyFloat_AsDouble(value.ptr()); });
   if (count == -1.0 && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    const py::object shown = attribute(py::module_::import("brim._arguments"), "shown");
     TORCH_CHECK_TYPE(
         false, "loss_fn must return the loss, or (loss, count): a count must be a number, got ",
-        text_of(invoke(shown, value)));
+        text_of(invoke(provided("shown"), value)));
   }
   return count;
 }
@@ -166,57 +165,9 @@ class SplitCheck {
   detail::ItemContrast contrast_;
 };
 
-/// `body()`, and then each of `put_back`, last first, whatever happens: `try … finally` in Python
-/// can be left between any two lines by Ctrl-C. What is put back can be called twice, and is if the
-/// first call was interrupted.
-py::object put_back_after(const py::object& body, const py::list& put_back) {
-  py::object result;
-  std::exception_ptr error;
-  try {
-    result = invoke(body);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  while (!put_back.empty()) {
-    const py::object last = put_back[put_back.size() - 1];
-    for (bool again = true; again;) {
-      again = false;
-      try {
-        release(invoke(last));
-      } catch (const py::error_already_set& failed) {
-        again = !failed.matches(PyExc_Exception);
-        error = error ? error : std::current_exception();
-      }
-    }
-    put_back.attr("pop")();
-  }
-  if (error) {
-    std::rethrow_exception(error);
-  }
-  return result;
-}
-
-/// Lets one call in at a time, and is free again after any exception.
-class OneAtATime {
- public:
-  /// @throws RuntimeError with `busy` if a call is inside.
-  py::object run(const py::object& body, const py::list& put_back, const std::string& busy) {
-    TORCH_CHECK(!is_busy_, busy);
-    is_busy_ = true;
-    const std::unique_ptr<bool, void (*)(bool*)> leave(&is_busy_,
-                                                       [](bool* flag) { *flag = false; });
-    return put_back_after(body, put_back);
-  }
-
- private:
-  bool is_busy_ = false;  // under the GIL
-};
-
 }  // namespace
 
 void register_microbatches(py::module_& m) {
-  m.def("put_back_after", &put_back_after);
-  py::class_<OneAtATime>(m, "OneAtATime").def(py::init<>()).def("run", &OneAtATime::run);
   py::class_<SplitCheck>(m, "SplitCheck")
       .def(py::init<>())
       .def("pairs", torch::wrap_pybind_function(&SplitCheck::pairs))

@@ -46,7 +46,19 @@ void check_library() {
   }
 }
 
+/// Filled at import and held for the life of the process.
+py::dict& provisions() {
+  static auto* const all = new py::dict();
+  return *all;
+}
+
 }  // namespace
+
+py::handle brim::python::provided(const char* name) {
+  PyObject* const found = PyDict_GetItemString(provisions().ptr(), name);
+  TORCH_CHECK(found != nullptr, "brim is not imported yet: there is no `", name, "`");
+  return found;
+}
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "brim's C++ core";
@@ -54,11 +66,15 @@ PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate);
   m.attr("__version__") = brim::version();
   m.attr("built_with_torch") = brim::built_with_torch();
+  m.def(
+      "provide", [](const py::kwargs& named) { PyDict_Update(provisions().ptr(), named.ptr()); },
+      "Pass in what the bindings call of Python.");
   brim::python::install_python_classifier();
   brim::python::register_rank_error(m);
   brim::set_waiter(&wait_without_gil);
   brim::python::register_memory(m);
   brim::python::register_predict(m);
+  brim::python::register_redirect(m);
   brim::python::register_allocator_model(m);
   brim::python::register_adapt(m);
   brim::python::register_microbatches(m);

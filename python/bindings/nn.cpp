@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "fast_call.h"
+#include "interpreter.h"
 
 namespace brim::python {
 
@@ -46,14 +47,13 @@ bool is_mode_watching() {
 
 bool is_watched() { return is_mode_watching() || at::tracer::impl::is_dispatch_enabled(); }
 
-PyObject* call_elsewhere(const char* name, PyObject* const* values, Py_ssize_t count) {
+PyObject* call_via_dispatcher(const char* name, PyObject* const* values, Py_ssize_t count) {
   py::tuple args(count + 1);
   args[0] = name;
   for (Py_ssize_t i = 0; i < count; ++i) {
     args[static_cast<std::size_t>(i) + 1] = py::handle(values[i]);
   }
-  const py::object run = py::module_::import("brim.nn._elsewhere").attr("elsewhere");
-  return PyObject_Call(run.ptr(), args.ptr(), nullptr);
+  return PyObject_Call(provided("via_dispatcher").ptr(), args.ptr(), nullptr);
 }
 
 namespace {
@@ -212,7 +212,7 @@ void watch_hooks(const py::object& unpack, const py::object& below) {
 bool ask_python(const Tensor& tensor) {
   const py::gil_scoped_acquire locked;
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-  return py::module_::import("brim.nn._elsewhere").attr("is_known")(object).cast<bool>();
+  return provided("is_known")(object).cast<bool>();
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ struct NumberPlace {
 
 [[noreturn]] inline void not_a_number(PyObject* value, const NumberPlace& at, const char* must) {
   PyErr_Clear();
-  const auto shown = attribute(pybind11::module_::import("brim._arguments"), "shown");
   TORCH_CHECK_TYPE(false, at.what, " must be ", must, ", got ",
-                   invoke(shown, pybind11::handle(value)).cast<std::string>(), at.suffix());
+                   invoke(provided("shown"), pybind11::handle(value)).cast<std::string>(),
+                   at.suffix());
 }
 
 /// An int that fits 64 bits; empty for what is no int, bools included. Tensors claim to be an index

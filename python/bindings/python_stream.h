@@ -22,8 +22,8 @@ namespace brim::python {
 template <template <class> class Stream>
 class PythonStream {
  public:
-  /// @param measured the number of sizes that the function gives. Further ones, of limits that
-  ///     do not depend on a size, are 0.
+  /// @param measured number of sizes that the function gives. Further ones, of limits that do not
+  ///     depend on a size, are 0.
   /// @param options further arguments of the stream.
   template <class... Options>
   PythonStream(const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
@@ -104,7 +104,7 @@ class PythonStream {
     }
   }
 
-  static constexpr std::int64_t kBetweenSignals = 4096;  // the number of samples
+  static constexpr std::int64_t kBetweenSignals = 4096;  // samples
 
   py::iterator samples_;
   py::object sizeof_;

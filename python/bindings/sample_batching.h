@@ -39,9 +39,9 @@ pybind11::dict left_out_of(const std::vector<batching::LeftOut>& left_out);
 /// An iterator over batches, each a list of int or a tensor; with `state_dict(batches=None)`.
 /// @param stream of this batching.
 /// @param description further entries of state_dict().
-pybind11::object make_batch_iterator(std::shared_ptr<SampleBatching> batching,
-                                     batching::BatchStream stream, bool as_tensors,
-                                     pybind11::dict description);
+pybind11::object make_batch_run(std::shared_ptr<SampleBatching> batching,
+                                batching::BatchStream stream, bool as_tensors,
+                                pybind11::dict description);
 
 void register_batch_iterator(pybind11::module_& m);
 void register_sample_stream(pybind11::module_& m);

@@ -4,6 +4,7 @@
 #include <brim/batching/sample_stream.h>
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "numbers.h"
 #include "python_stream.h"
 #include "sample_batching.h"
+#include "tensor_argument.h"
 #include "tensors.h"
 
 namespace brim::python {
@@ -82,6 +84,18 @@ py::object indices_tensor(const py::iterable& indices) {
   return to_tensor(std::move(result));
 }
 
+/// Replace a word of memory that processes share, if it is the expected one.
+bool compare_exchange(const py::object& words, std::int64_t place, std::int64_t expected,
+                      std::int64_t desired) {
+  const at::Tensor* const tensor = tensor_in(words.ptr());
+  TORCH_CHECK_TYPE(tensor != nullptr && tensor->scalar_type() == at::kLong,
+                   "words must be an int64 tensor");
+  TORCH_CHECK_VALUE(place >= 0 && place < tensor->numel(), "place must be one of the ",
+                    tensor->numel(), " words, got ", place);
+  return std::atomic_ref(tensor->mutable_data_ptr<std::int64_t>()[place])
+      .compare_exchange_strong(expected, desired);
+}
+
 }  // namespace
 
 void register_sample_stream(py::module_& m) {
@@ -110,6 +124,7 @@ void register_sample_stream(py::module_& m) {
                              [](LookAheadStream& self) { return self.core().sizes_differ(); })
       .def_property_readonly(
           "left_out", [](LookAheadStream& self) { return left_out_of(self.core().left_out()); });
+  m.def("compare_exchange", &compare_exchange);
   m.def("check_limits",
         [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); });
   m.def("largest_sizes", [](const py::list& costs, const py::list& maxima, bool whole) {

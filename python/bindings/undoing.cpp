@@ -4,6 +4,9 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
@@ -24,19 +27,22 @@ namespace {
 /// Errors of calls that must all be made: the first is kept, the others are dropped.
 class FirstError {
  public:
-  /// Calls the function, and once more if it failed: an interrupt may have stopped it anywhere, and
-  /// memory may have run out for a moment. The latter is dropped if the second call cured it.
+  /// Calls the function; again as often as an interrupt stops it, which may be anywhere, and once
+  /// more after an error: memory may have run out for a moment. That is dropped if it was cured.
   void guard(const py::object& call) {
-    const std::optional<py::error_already_set> error = failure_of(call);
-    if (!error) {
-      return;
-    }
-    const std::optional<py::error_already_set> again = failure_of(call);
-    if (again || !classify_python(error->value())) {
-      note(*error);
-    }
-    if (again) {
-      note(*again);
+    constexpr int kMostInterrupts = 100;  // more are of its own making
+    for (int tries = 1;; ++tries) {
+      const std::optional<py::error_already_set> error = failure_of(call);
+      if (!error) {
+        return;
+      }
+      const bool is_last = tries >= (is_interrupt(*error) ? kMostInterrupts : 2);
+      if (is_last || !classify_python(error->value())) {
+        note(*error);
+      }
+      if (is_last) {
+        return;
+      }
     }
   }
 
@@ -85,6 +91,40 @@ class FirstError {
   }
 
   std::optional<py::error_already_set> first_;
+};
+
+/// What torch keeps for the calling thread, when this is made: modes, saved-tensor hooks, autocast,
+/// whether gradients are recorded. Not whether a profiler runs: it may be started within a block
+/// and stopped after it, and only this half of its state belongs to the thread.
+class ThreadState {
+ public:
+  void put_back() const {
+    const auto profiler = c10::ThreadLocalDebugInfo::current();
+    const at::RecordFunctionTLS profiler_callbacks = at::get_record_function_tls_();
+    at::ThreadLocalState::setThreadLocalState(state_);
+    at::set_record_function_tls_(profiler_callbacks);
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(profiler);
+    at::autocast::set_autocast_cache_enabled(caches_casts_);
+    bool is_left_open = false;
+    while (at::autocast::decrement_nesting() >= nesting_) {
+      is_left_open = true;
+    }
+    while (at::autocast::increment_nesting() < nesting_) {
+    }
+    if (is_left_open && nesting_ == 0) {
+      at::autocast::clear_cache();  // as the end of that region would have: weights may change
+    }
+  }
+
+ private:
+  static int nesting_now() {
+    at::autocast::increment_nesting();
+    return at::autocast::decrement_nesting();
+  }
+
+  at::ThreadLocalState state_;
+  bool caches_casts_ = at::autocast::is_autocast_cache_enabled();
+  int nesting_ = nesting_now();
 };
 
 /// The block of `_C.Undoing`.
@@ -142,11 +182,11 @@ class Undoing {
   }
 
   void put_back(bool is_own_thread, FirstError& errors) {
-    const std::optional<at::ThreadLocalState> state = std::exchange(state_, std::nullopt);
+    const std::optional<ThreadState> state = std::exchange(state_, std::nullopt);
     // Before the calls, which must not run in a mode that the block left, and after them, as an
     // interrupted one may have left another.
     if (is_own_thread) {
-      at::ThreadLocalState::setThreadLocalState(*state);
+      state->put_back();
     }
     while (!calls_.empty()) {
       const py::object call = std::move(calls_.back());
@@ -154,13 +194,13 @@ class Undoing {
       errors.guard(call);
     }
     if (is_own_thread) {
-      at::ThreadLocalState::setThreadLocalState(*state);
+      state->put_back();
     }
   }
 
   std::vector<py::object> calls_;
   std::vector<py::object> afterwards_;
-  std::optional<at::ThreadLocalState> state_;  ///< while it is open
+  std::optional<ThreadState> state_;  ///< while it is open
   std::thread::id thread_;
 };
 

@@ -50,11 +50,11 @@ from brim import _torch_version
 
 _torch_version.check()
 
-from brim import _C, adapt, data, foresee, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
+from brim import _C, _estimate, adapt, data, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
 from brim._C import __version__  # noqa: E402
+from brim._estimate import *  # noqa: E402, F403
 from brim.adapt import *  # noqa: E402, F403
 from brim.adapt import range as range  # noqa: A004, E402  left out of __all__, which star imports take
-from brim.foresee import *  # noqa: E402, F403
 from brim.memory import *  # noqa: E402, F403
 from brim.nn import Audit, ConversionReport, assert_saved, audit, convert, restore, saving  # noqa: E402
 from brim.predict import *  # noqa: E402, F403
@@ -65,7 +65,7 @@ cmake_prefix_path: str = os.path.join(os.path.dirname(_C.__file__), "lib", "cmak
 # In the order of the docstring.
 __all__ = [
     *adapt.__all__,
-    *foresee.__all__,
+    *_estimate.__all__,
     "Audit",
     "ConversionReport",
     "assert_saved",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from typing import Any, cast
@@ -23,6 +24,16 @@ def shown(value: object) -> str:
     if isinstance(value, torch.nn.Module):
         return f"a module {type(value).__name__}"
     return f"{value!r:.100}"
+
+
+_C.provide(shown=shown)
+
+
+def name_of(function: Any) -> str:
+    """The name of a function; of a partial, that of the function inside."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    return getattr(function, "__qualname__", repr(function))
 
 
 def whole(name: str, value: object, least: int, below: int = 2**63) -> int:

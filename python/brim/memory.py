@@ -150,6 +150,9 @@ def _hide_fallback_warning() -> None:
         warnings.filterwarnings("ignore", _FALLBACK, UserWarning)
 
 
+_C.provide(hide_fallback_warning=_hide_fallback_warning)
+
+
 def budget(limit: int | str, device: DeviceLike = None) -> Budget:
     """Keep the memory of a device under a limit, in a `with` block or in a decorated function.
 

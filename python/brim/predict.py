@@ -13,8 +13,9 @@ import torch
 from brim import _C
 from brim._arguments import check_callable, real, shown
 from brim._C import MemorySample, ModelError, PeakSample
+from brim._plots import draw
 from brim._progress import progress as bar
-from brim.adapt._undo import Restore, Undo
+from brim._state.undo import Restore, Undo
 from brim.memory import DeviceLike, is_out_of_memory
 
 __all__ = [
@@ -406,10 +407,8 @@ class MemoryModel(_C.MemoryModel):
             budget: bytes, drawn as a line together with the largest size within it.
             seconds: how long each size took, if that was measured.
         """
-        from brim.plot import memory_model
-
         limit = None if budget is None else _bytes("budget", budget)
-        return memory_model(self, where, budget=limit, seconds=seconds)
+        return draw("memory_model", self, where, budget=limit, seconds=seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole model, as plain numbers, lists and strings."""

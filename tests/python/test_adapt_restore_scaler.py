@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import brim
-from brim.adapt._undo import Undo
+from brim._state.undo import Undo
 
 X, Y = torch.randn(16, 8), torch.randn(16, 3)
 

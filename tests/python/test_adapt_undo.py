@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import brim
-from brim.adapt import _undo
-from brim.adapt._random_state import RandomState
-from brim.adapt._undo import Undo
+from brim._state import undo as _undo
+from brim._state.random_state import RandomState
+from brim._state.undo import Undo
 
 
 def step_of(model: nn.Module) -> Callable[[int], None]:
@@ -307,8 +307,9 @@ def test_random_states_do_not_count_as_memory_in_use(
         set_rng_state_all=set_again.extend,
     )
     monkeypatch.setattr(torch, "get_device_module", lambda: accelerator)
-    with RandomState():
-        assert brim.memory_stats("cpu").allocated == held
+    state = RandomState()
+    assert brim.memory_stats("cpu").allocated == held
+    state.put_back()
     assert set_again[0].tolist() == [0] * 16
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import brim
-from brim.adapt._watched import Watched
+from brim._state.watched import Watched
 
 
 def watch(**named: torch.Tensor) -> Watched:

@@ -247,7 +247,7 @@ def test_estimate_prints_the_peak_and_whether_it_fits(
 def test_estimate_asks_for_a_capacity(
     step_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brim.foresee._estimate.stats_of", lambda _: None)  # there may be a GPU
+    monkeypatch.setattr("brim._estimate._estimate.stats_of", lambda _: None)  # there may be a GPU
     step_file.write_text("import torch\ndef step():\n    torch.zeros(3)\n")
     assert main(["estimate", f"{step_file}:step", "--device", "cuda", "--json"]) == 2
     told = capsys.readouterr()

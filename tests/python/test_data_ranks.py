@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, RandomSampler
 
 import brim
+from brim._state.undoing import Undoing
 from brim.data import BucketBatchSampler, PackedBatchSampler, SizeAwareBatchSampler, agree
 
 SIZES = [1 + index * 7 % 19 for index in range(200)]
@@ -54,6 +55,7 @@ def epoch_of(loaders: list[Any]) -> list[Any]:
 # ---------------------------------------------------------------- looks at a few batches
 
 
+@pytest.mark.filterwarnings("ignore:.* begins epoch . again")
 @pytest.mark.parametrize("batches", [1, 4])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_look_on_one_rank_leaves_it_in_the_epoch_of_the_others(kind: str, batches: int) -> None:
@@ -71,6 +73,17 @@ def test_a_look_through_workers_that_fetch_ahead() -> None:
     loaders = on_both("packed", workers=1)
     next(iter(loaders[1]))
     assert epoch_of(loaders) != epoch_of(loaders)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_look_through_workers_that_fetch_the_whole_epoch_ahead() -> None:
+    loaders = on_both("packed", workers=2, budget=700)
+    epochs = [epoch_of(loaders)]
+    assert len(epochs[0][0]) <= 4, "all batches are fetched before the first is used"
+    for _ in range(2):
+        next(iter(loaders[1]))
+        epochs.append(epoch_of(loaders))
+    assert len({str(epoch) for epoch in epochs}) == 3
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -129,17 +142,47 @@ def test_an_epoch_that_was_read_by_its_length_counts() -> None:
     assert len({str(epoch) for epoch in epochs}) == 3
 
 
-def test_loops_that_end_early_on_several_ranks_are_warned_of() -> None:
+AGAIN = r"begins epoch 0 again.*several ranks.*set_epoch"
+
+
+def test_a_loop_after_one_that_ended_early_is_warned_of() -> None:
     sampler = MAKERS["packed"](rank=0, world_size=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(2):
-            list(itertools.islice(sampler, 5))
-    with pytest.warns(UserWarning, match=r"begins epoch 0 again.*several ranks.*set_epoch"):
         list(itertools.islice(sampler, 5))
+    with pytest.warns(UserWarning, match=AGAIN):
+        list(itertools.islice(sampler, 5))
+    list(sampler)  # told once
     alone = MAKERS["packed"]()
     parts = [list(itertools.islice(alone, 5)) for _ in range(4)]
     assert len({str(part) for part in parts}) == 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("kept", "workers"), [(False, 0), (True, 0), (False, 1)])
+def test_a_batch_that_is_always_the_same_is_warned_of(kept: bool, workers: int) -> None:
+    loader = on_both("packed", workers=workers)[0]
+    iterators = []
+
+    def batch() -> Any:
+        iterator = iter(loader)
+        if kept:
+            iterators.append(iterator)
+        return next(iterator)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        first = [batch(), batch()]
+    with pytest.warns(UserWarning, match=AGAIN):
+        assert [batch()] * 2 == first
+
+
+def test_looks_on_ranks_are_not_kept() -> None:
+    sampler = MAKERS["packed"](rank=0, world_size=2)
+    sampler._epoch_was_set = True
+    for _ in range(50):
+        next(iter(sampler))
+    assert len(sampler._iterations) <= 3
 
 
 # ---------------------------------------------------------------- states of other data
@@ -260,7 +303,8 @@ def test_another_epoch_on_one_rank_is_an_error_on_all(ranks: Ranks, before: int)
 
 def test_a_state_on_one_rank_alone_is_an_error_on_all(ranks: Ranks) -> None:
     source = MAKERS["packed"](rank=0, world_size=2)
-    with agree.apart():
+    with Undoing() as undo:
+        agree.apart(undo)
         next(iter(source))
 
     def work(rank: int) -> Any:

@@ -127,6 +127,19 @@ def test_another_epoch_drops_a_loaded_position(kind: str) -> None:
     assert list(sampler) == list(fresh)
 
 
+@pytest.mark.parametrize("kind", ["ordered", "packed", "bucket"])
+def test_an_iterator_made_before_the_epoch_is_set_again_uses_the_position_up(kind: str) -> None:
+    sampler = Case(kind, [1, 2, 3] * 9, ["sum"], [7], shuffle=True).make()
+    running = iter(sampler)
+    next(running)
+    state, rest = sampler.state_dict(), list(running)
+    sampler.load_state_dict(state)
+    running = iter(sampler)
+    sampler.set_epoch(0)
+    assert list(running) == rest
+    assert len(list(sampler)) == len(rest) + 1
+
+
 def test_a_drawn_seed_is_part_of_the_state() -> None:
     def make() -> PackedBatchSampler:
         generator = torch.Generator().manual_seed(torch.seed() % 2**32)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from brim.data import bucket_stream, pack_stream
@@ -228,8 +229,6 @@ def test_an_iterator_that_nobody_uses_takes_no_epoch() -> None:
 
 
 def test_loaders_with_the_same_seed_are_other_epochs_too() -> None:
-    import torch
-
     stream = make("pack", Epochs())
     found = []
     for _ in range(3):
@@ -246,21 +245,138 @@ def test_an_epoch_set_while_workers_start_is_for_the_next_iteration() -> None:
         assert epochs_of(iterator) == expected
 
 
-def test_ranks_that_count_epochs_by_themselves_are_told_once() -> None:
-    stream = make("pack", Whole(), shuffle=True, rank=0, world_size=2)
+@pytest.mark.parametrize(
+    ("kind", "data", "options"),
+    [("pack", Whole, {"shuffle": True}), ("pack", Epochs, {}), ("bucket", Epochs, {})],
+)
+def test_ranks_that_count_epochs_by_themselves_are_told_once(
+    kind: str, data: Any, options: dict[str, Any]
+) -> None:
+    stream = make(kind, data(), rank=0, world_size=2, **options)
     list(stream)
     with pytest.warns(UserWarning, match="each rank counts the epochs"):
         list(stream)
     list(stream)
-    stream = make("pack", Whole(), shuffle=True, rank=0, world_size=2)
+    stream = make(kind, data(), rank=0, world_size=2, **options)
     for epoch in range(3):
         stream.set_epoch(epoch)
         list(stream)
+    with pytest.warns(UserWarning, match="each rank counts the epochs"):
+        list(stream)  # this epoch was not set
+    stream = make(kind, Whole(), rank=0, world_size=2)  # nothing depends on the epoch
+    for _ in range(3):
+        list(stream)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_that_is_told_the_same_epoch_again_has_it_again(workers: int) -> None:
+    data = Epochs()
+    loader = load(make("pack", data), workers)
+    for _ in range(3):
+        data.set_epoch(0)
+        assert epochs_of(loader) == {0}
+    untold = load(make("pack", Epochs()), workers)
+    assert [epochs_of(untold) for _ in range(2)] == [{0}, {1}]
 
 
 def test_a_wrong_epoch_is_named() -> None:
     with pytest.raises(ValueError, match=r"epoch must be below 2\*\*32"):
         make("pack", Whole()).set_epoch(2**32)
+
+
+# ---- several iterations at once ----------------------------------------------------------------
+
+
+class Worker:
+    """A worker of a DataLoader in this process."""
+
+    def __init__(self, stream: StreamBatches, seed: int, number: int) -> None:
+        self.stream = pickle.loads(pickle.dumps(stream))
+        self.stream._readers._words = stream._readers._words
+        self.info = {"id": number, "num_workers": 2, "seed": seed + number, "dataset": self.stream}
+        self.iterator = self.run(lambda: iter(self.stream))
+
+    def run(self, work: Any) -> Any:
+        from torch.utils.data._utils import worker as torch_worker
+
+        torch_worker._worker_info = torch_worker.WorkerInfo(**self.info)
+        try:
+            return work()
+        finally:
+            torch_worker._worker_info = None
+
+    def take(self, batches: int | None = None) -> list[Any]:
+        return self.run(lambda: list(itertools.islice(self.iterator, batches)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
+def test_workers_of_two_loaders_that_begin_in_any_order_share_their_own_epoch(order: Any) -> None:
+    stream = make("pack", Whole(), shuffle=True)
+    workers = [Worker(stream, seed, number) for seed in (70, 90) for number in range(2)]
+    taken: list[list[Any]] = [[], [], [], []]
+    for each in order:
+        taken[each] += workers[each].take(2)
+    for mine, worker in zip(taken, workers, strict=True):
+        mine += worker.take()
+    loaders = [taken[0] + taken[1], taken[2] + taken[3]]
+    assert [seen(batches) for batches in loaders] == [list(range(COUNT))] * 2
+    alone = make("pack", Whole(), shuffle=True)
+    assert sorted(sorted(batches) for batches in loaders) == sorted(sorted(alone) for _ in range(2))
+
+
+def test_two_loaders_of_the_same_seed_at_once_each_give_all_samples() -> None:
+    stream = make("pack", Whole(), shuffle=True)
+    loaders = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        loaders.append(iter(load(stream, 2)))
+    pairs = list(itertools.zip_longest(*loaders, fillvalue=[]))
+    first, second = ([batch for batch in batches if batch] for batches in zip(*pairs, strict=True))
+    assert seen(first) == seen(second) == list(range(COUNT))
+    alone = make("pack", Whole(), shuffle=True)
+    epochs = [list(alone), list(alone)]
+    assert sorted([first, second]) == sorted(epochs)
+
+
+@pytest.mark.parametrize("kind", ["pack", "bucket"])
+def test_an_iteration_inside_another_takes_nothing_from_it(kind: str) -> None:
+    stream = make(kind, Whole())
+    outer = []
+    for number, batch in enumerate(stream):
+        outer.append(batch)
+        if number in (2, 5):
+            assert seen(stream) == list(range(COUNT))
+    assert seen(outer) == list(range(COUNT))
+    one, two = zip(*zip(iter(stream), iter(stream), strict=True), strict=True)
+    assert seen(one) == seen(two) == list(range(COUNT))
+
+
+def test_iterations_that_share_one_iterator_are_warned_of() -> None:
+    stream = make("pack", map(sample, range(COUNT)))
+    first = iter(stream)
+    next(first)
+    with pytest.warns(UserWarning, match="share the samples of one map"):
+        next(iter(stream))
+    del first
+    list(stream)
+
+
+def test_epochs_set_between_loaders_that_are_starting_are_each_for_the_next_one() -> None:
+    stream = make("pack", Epochs())
+    found = [Worker(stream, 70, 0)]
+    for epoch in (5, 9):
+        stream.set_epoch(epoch)
+        found.append(Worker(stream, 90 + epoch, 0))
+    assert [epochs_of(worker.take()) for worker in found] == [{0}, {5}, {9}]
+
+
+def test_a_lock_whose_holder_was_killed_is_taken_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from brim.data import readers
+
+    monkeypatch.setattr(readers, "_LOCK_PATIENCE", 0.01)
+    stream = make("pack", Whole())
+    stream._readers._words[readers._LOCK] = 1
+    assert seen(stream) == list(range(COUNT))
 
 
 # ---- resuming ----------------------------------------------------------------------------------
@@ -286,6 +402,71 @@ def test_a_resumed_epoch_is_followed_by_a_whole_one_in_workers() -> None:
     loader = load(resumed, 2)
     assert sorted(done + list(loader)) == sorted(epochs[0])
     assert list(loader) == epochs[1]
+
+
+def in_the_middle(**options: Any) -> tuple[dict[str, Any], list[Any], list[Any]]:
+    """A state in epoch 0, what is left of that, and all of the next."""
+    stream = make("pack", Whole(), **options)
+    running = iter(stream)
+    for _ in range(5):
+        next(running)
+    return stream.state_dict(), list(running), list(stream)
+
+
+def test_a_position_reaches_workers_that_are_running() -> None:
+    state, rest, following = in_the_middle(shuffle=True)
+    stream = make("pack", Whole(), shuffle=True)
+    loader = load(stream, 2, persistent_workers=True)
+    list(loader)
+    for _ in range(2):
+        stream.load_state_dict(state)
+        assert stream.state_dict() == state
+        assert sorted(loader) == sorted(rest)
+        assert list(loader) == following, "a whole one"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loaded_position_is_used_once(workers: int) -> None:
+    state, rest, _ = in_the_middle()
+    stream = make("pack", Whole())
+    loader = load(stream, workers)
+    stream.load_state_dict(state)
+    stream.set_epoch(0)  # as training loops do
+    assert sorted(loader) == sorted(rest)
+    for _ in range(2):
+        stream.set_epoch(0)
+        assert seen(loader) == list(range(COUNT))
+
+
+def test_a_position_that_workers_come_too_late_for_is_an_error() -> None:
+    state, _, _ = in_the_middle()
+    stream = make("pack", Whole())
+    stream.load_state_dict(state)
+    workers = [Worker(stream, 70, number) for number in range(2)]
+    workers[0].take(1)
+    stream.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="while workers were starting"):
+        workers[1].take(1)
+
+
+def test_an_epoch_that_workers_come_too_late_for_is_an_error() -> None:
+    stream = make("pack", Whole())
+    worker = Worker(stream, 70, 0)
+    for epoch in range(300):
+        stream.set_epoch(epoch)
+    with pytest.raises(RuntimeError, match="while workers were starting"):
+        worker.take(1)
+    assert stream.epoch == 299, "others are not affected"
+
+
+def test_many_iterations_may_begin_before_the_last_worker_of_the_first() -> None:
+    stream = make("pack", Whole(), shuffle=True)
+    workers = [Worker(stream, 70, number) for number in range(2)]
+    batches = workers[0].take(1)
+    for _ in range(100):
+        next(iter(stream))
+    batches += workers[1].take() + workers[0].take()
+    assert seen(batches) == list(range(COUNT))
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

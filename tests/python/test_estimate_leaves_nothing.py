@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 import brim
-from brim.foresee import _estimate, _swap
-from brim.foresee._journal import Journal
+from brim._estimate import _estimate, _swap
+from brim._state import undoing
+from brim._state.undoing import Undoing, set_attribute
 
 FOLDER = str(Path(_estimate.__file__).parent)
 
@@ -287,6 +289,8 @@ class Interrupt:
     def run(self, call: Callable[[], object]) -> bool:
         """Whether the interrupt came."""
         before = sys.gettrace()
+        # Python drops what is raised in the callback of a weak reference. pytest would hold it.
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         sys.settrace(self)
         try:
             call()
@@ -294,11 +298,10 @@ class Interrupt:
             return True
         finally:
             sys.settrace(before)
+            sys.unraisablehook = hook
         return False
 
 
-# Python ignores what is raised in a callback of a weak reference, and says so.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("points", [8, pytest.param(150, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_line_leaves_nothing(points: int) -> None:
     layer, x = nn.Linear(2, 2), torch.ones(2, 2)
@@ -334,31 +337,76 @@ def test_an_interrupt_at_any_line_leaves_nothing(points: int) -> None:
         assert_real(layer, x)
 
 
-def test_a_journal_puts_everything_back_past_errors_and_interrupts() -> None:
+def test_a_block_puts_everything_back_past_errors_and_interrupts() -> None:
     class Thing:
         size = 1
 
-    def change(journal: Journal) -> None:
-        def fails() -> None:
-            raise ValueError("first")
+    def fails() -> None:
+        raise ValueError("first")
 
-        try:
-            try:
-                journal.set(Thing, "size", 2)
-                journal.note(fails)
-                journal.set(Thing, "new", 3)
-            finally:
-                journal.put_back()
-        finally:
-            journal.put_back()
+    def change() -> None:
+        with Undoing() as undo:
+            set_attribute(undo, Thing, "size", 2)
+            undo.callback(fails)
+            set_attribute(undo, Thing, "new", 3)
 
+    folder = str(Path(undoing.__file__).parent)
     with pytest.raises(ValueError, match="first"):
-        change(Journal())
-    whole = Interrupt(0, FOLDER)
+        change()
+    whole = Interrupt(0, folder)
     with pytest.raises(ValueError, match="first"):
-        whole.run(lambda: change(Journal()))
+        whole.run(change)
+    assert whole.lines > 10
     for at in range(1, whole.lines + 1):
         with contextlib.suppress(ValueError):
-            Interrupt(at, FOLDER).run(lambda: change(Journal()))
+            Interrupt(at, folder).run(change)
         assert Thing.size == 1, at
         assert not hasattr(Thing, "new"), at
+
+
+def test_a_step_that_is_interrupted_several_times_is_taken_in_the_end() -> None:
+    interrupts = 5
+    thing = types.SimpleNamespace(size=1)
+
+    def put_back() -> None:
+        nonlocal interrupts
+        interrupts -= 1
+        if interrupts >= 0:
+            raise KeyboardInterrupt
+        thing.size = 1
+
+    with pytest.raises(KeyboardInterrupt), Undoing() as undo:  # noqa: PT012
+        undo.callback(put_back)
+        thing.size = 2
+    assert thing.size == 1
+
+
+@pytest.mark.parametrize("inside", ["start", "stop"])
+def test_a_profiler_may_be_started_or_stopped_inside_of_a_block(inside: str) -> None:
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    )
+    first, second = profiler.start, profiler.stop
+    if inside == "stop":
+        first()
+        first, second = second, torch.ones(1).neg
+    with Undoing():
+        torch.ones(1).exp()
+        first()
+    torch.ones(1).sin()
+    second()
+    seen = {event.key for event in profiler.key_averages()}
+    assert ("aten::sin" in seen, "aten::exp" in seen) == (inside == "start", inside == "stop")
+
+
+def test_a_region_of_autocast_that_is_left_open_leaves_no_casts() -> None:
+    """Else the next region would compute with weights as they were."""
+    layer, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    with Undoing():
+        torch.autocast("cpu", torch.bfloat16).__enter__()
+        layer(x)
+    layer.weight.data.fill_(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).tolist() == [[2, 2]]
+    assert not torch.is_autocast_enabled("cpu")
+    assert nesting() == 0

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import brim
-from brim.foresee import _estimate
+from brim._estimate import _estimate
 
 from .test_estimate import Attention, adam
 

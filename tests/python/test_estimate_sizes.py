@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import brim
-from brim.foresee import _largest
+from brim._estimate import _largest
 
 from .test_estimate import adam, mlp
 

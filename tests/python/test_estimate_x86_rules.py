@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from brim.foresee import _cpu_convolutions, _cpu_libraries
+from brim._estimate import _cpu_convolutions, _cpu_libraries
 
 THREADS = (1, 2, 4, 8, 16)
 CONTIGUOUS, LAST = torch.contiguous_format, torch.channels_last

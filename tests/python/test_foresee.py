@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import brim
-from brim.foresee import _first_size
+from brim._estimate import _first_size
 
 
 @pytest.fixture

@@ -187,7 +187,9 @@ def test_what_convert_left_out_stays_left_out() -> None:
             self.inner = torch.nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.inner(x))
+            return (
+                torch.relu(self.inner(x)) * x
+            )  # a product: its functions are redirected by a mode
 
     model = torch.nn.Sequential(Gate(), Gate())
     brim.convert(model, skip="1.inner")

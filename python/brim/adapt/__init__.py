@@ -12,8 +12,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from brim._arguments import flag, positive
+from brim._arguments import flag, name_of, positive
 from brim._C import AdaptiveFunction, Attempt, RankError, SizeMemory
+from brim._estimate import FirstSize
 from brim.adapt._attempts import Attempts
 from brim.adapt._decorators import (
     BatchDecorator,
@@ -23,15 +24,7 @@ from brim.adapt._decorators import (
     RangeDecorator,
 )
 from brim.adapt._microbatches import Microbatches
-from brim.adapt._options import (
-    Options,
-    inside,
-    make,
-    name_of,
-    signature_of,
-    slot_of,
-    slots_of,
-)
+from brim.adapt._options import Options, inside, make, signature_of, slot_of, slots_of
 from brim.adapt._run import run_batch, run_chunked, run_range
 from brim.adapt._sized import sized
 
@@ -68,12 +61,6 @@ def _check_can_be_added(function: Callable[..., Any], names: list[str], infer: s
                 f"{name} is positional-only in {name_of(function)} and may be left out: brim could "
                 "not pass it on. Remove the default (and infer=), or the `/`"
             )
-
-
-def _first_size(name: str, q: int, options: Options) -> Callable[..., int]:
-    from brim.foresee import FirstSize  # here: it imports this package
-
-    return FirstSize(name, options.get("lower", 1), options.get("device"), q)
 
 
 @overload
@@ -158,6 +145,7 @@ def maximize(
     if infer is not None and not isinstance(infer, str):
         raise TypeError(f"infer must be the name of an argument, got {infer!r}")
     flag("foresee", foresee)
+    lower = options.get("lower", 1)
     if foresee and len(flat) != 1:
         raise ValueError(f"foresee takes one name, got {', '.join(flat)}")
     places = itertools.count()
@@ -178,7 +166,9 @@ def maximize(
             groups=group_places,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
             maxima_may_differ=infer is not None or foresee,
-            foresee=_first_size(flat[0], quanta[0], options) if foresee else None,
+            foresee=FirstSize(flat[0], lower, options.get("device"), quanta[0])
+            if foresee
+            else None,
         )
         return adaptive
 

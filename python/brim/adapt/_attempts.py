@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from brim import _C
 from brim._C import Attempt
+from brim._plots import draw
 
 
 class Attempts(list[Attempt]):
@@ -27,6 +29,7 @@ class Attempts(list[Attempt]):
             where: an Axes of matplotlib, a file to write, or None for a new Figure.
             budget: bytes, drawn as a line.
         """
-        from brim.plot import attempts
+        return draw("attempts", self, where, budget=budget)
 
-        return attempts(self, where, budget=budget)
+
+_C.provide(Attempts=Attempts)

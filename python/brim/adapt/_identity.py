@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from brim import _C
 from brim._C import AdaptiveFunction
 
 _CONSTANTS = (
@@ -92,6 +93,9 @@ def structure(module: torch.nn.Module) -> int:
             words.append(f"{name}:{tensor.dtype}{list(tensor.shape)}")
         known = _structures[module] = _hash("\0".join(words), signed=True)
     return known
+
+
+_C.provide(structure=structure)
 
 
 def _configuration(layer: torch.nn.Module) -> str:

@@ -11,15 +11,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Never, Unpack
 
 from brim import _C
-from brim._arguments import check_callable, flag, positive, refused, shown, whole
+from brim._arguments import check_callable, flag, name_of, positive, refused, shown, whole
+from brim._estimate import FirstSize
+from brim._state.undo import reached_modules
+from brim._state.undoing import Undoing
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import identity, structure
-from brim.adapt._options import Options, inside, make, name_of, rank_setting
+from brim.adapt._options import Options, inside, make, rank_setting
 from brim.adapt._parallel import parallel_modules, refuse_waiting, sharded, without_collectives
 from brim.adapt._run_loss import RunLoss
 from brim.adapt._split_check import SplitCheck
-from brim.adapt._undo import reached_modules
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 
@@ -119,7 +121,7 @@ class Microbatches:
         self._items = self._size = 0
         self._model, self._allow = model, allow
         self._name = name_of(loss_fn)
-        self._alone = _C.OneAtATime()
+        self._running: dict[str, object] = {}  # the call that runs
         self._pass = _C.BatchPass(reduction)
         if model is not None and options.get("ranks") and sharded([model]):
             if options.get("collectives", "inside") == "between":
@@ -209,16 +211,12 @@ class Microbatches:
             >>> step = brim.Microbatches(lambda part: (model(part) ** 2).mean(), model=model)
             >>> loss = step.accumulate([torch.ones(100, 4), torch.ones(50, 4)])
         """
-        put_back: list[Callable[[], object]] = []
-
-        def run() -> torch.Tensor:
-            put_back.append(self._end_pool)
+        with Undoing() as undo:
+            undo.callback(self._end_pool)
             self._pools = True
             for batch in batches:
                 self._run(batch, record=False)
-            return self._pass.finish_pool()
-
-        return RunLoss.of(_C.put_back_after(run, put_back))
+            return RunLoss.of(self._pass.finish_pool())
 
     def _end_pool(self) -> None:
         self._pass.undo_pool()
@@ -238,15 +236,19 @@ class Microbatches:
         self._adaptive.clear()
 
     def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, Attempts]:
-        put_back: list[Callable[[], object]] = []
-
-        def run() -> tuple[torch.Tensor, Attempts]:
-            put_back.append(self._pass.undo)
+        own = object()
+        with Undoing() as undo:
+            undo.callback(functools.partial(self._leave, own))
+            if self._running.setdefault("call", own) is not own:  # in one step of Python
+                raise RuntimeError(_BUSY)
+            undo.callback(self._pass.undo)
             self._begin(batch)
-            return self._run_parts(batch, record=record)
+            loss, attempts = self._run_parts(batch, record=record)
+            return RunLoss.of(loss), attempts
 
-        loss, attempts = self._alone.run(run, put_back, _BUSY)
-        return RunLoss.of(loss), attempts
+    def _leave(self, own: object) -> None:
+        if self._running.get("call") is own:
+            self._running.clear()
 
     def _begin(self, batch: Any) -> None:
         """Check the model and the batch, as they are now."""
@@ -298,20 +300,18 @@ class Microbatches:
                 return batch
             return self._split(batch, start, stop)
 
-        put_back: list[Callable[[], object]] = []
-        loss = _C.put_back_after(
-            functools.partial(self._run_pass, batch, size, part, put_back), put_back
-        )
+        with Undoing() as undo:
+            loss = self._run_pass(batch, size, part, undo)
         if self._reduces():
             self._refuse_other_parameters()
             self._reduction.prepare(loss, self._pass.count, self._pass.shape)  # type: ignore[union-attr]
         return loss
 
     def _run_pass(
-        self, batch: Any, size: int, part: Callable[[int, int], Any], put_back: list[Any]
+        self, batch: Any, size: int, part: Callable[[int, int], Any], undo: Undoing
     ) -> torch.Tensor:
         if self._reduction is not None:
-            without_collectives(self._model, not self._reduction.is_planned, put_back)
+            without_collectives(undo, self._model, not self._reduction.is_planned)
         if self._model is None and size < self._items:
             self._refuse_whole_batch(self._reached)
         if self._check is not None and size < self._items and self._may_check():
@@ -370,14 +370,10 @@ class Microbatches:
                 parameter.grad = gradient
 
         def quietly(body: Callable[[], int]) -> int:
-            put_back: list[Callable[[], object]] = []
-
-            def run() -> int:
+            with Undoing() as undo:
                 if self._reduction is not None:
-                    without_collectives(self._model, not self._reduction.is_planned, put_back)
+                    without_collectives(undo, self._model, not self._reduction.is_planned)
                 return body()
-
-            return _C.put_back_after(run, put_back)
 
         return _Foresight(two_parts, quietly, options)
 
@@ -438,8 +434,6 @@ class _Foresight:
         quietly: Callable[[Callable[[], int]], int],
         options: Options,
     ) -> None:
-        from brim.foresee import FirstSize  # here: it imports this package
-
         self._traced = traced
         self._quietly = quietly
         self._first = FirstSize("size", options.get("lower", 1), options.get("device"))

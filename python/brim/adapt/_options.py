@@ -15,10 +15,10 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from brim import _C
-from brim._arguments import check_callable, flag, positive, runs_in_parts
+from brim._arguments import check_callable, flag, name_of, positive, runs_in_parts
 from brim._C import Attempt, SizeMemory
+from brim._state.restorable import Restorable, flat
 from brim.adapt._identity import identity
-from brim.adapt._restore import Restorable, flat
 from brim.memory import DeviceLike
 
 
@@ -157,12 +157,6 @@ def slot_of(
     return slots[name]
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    if isinstance(function, functools.partial):
-        return name_of(function.func)
-    return getattr(function, "__qualname__", repr(function))
-
-
 def _directory(persist: object) -> Path | None:
     if persist is not True and (not isinstance(persist, (str, os.PathLike)) or not str(persist)):
         raise TypeError(f"persist must be a bool or a directory, got {persist!r}")
@@ -239,6 +233,8 @@ def reduce(adaptive: Any, recipe: Callable[[], Any]) -> object:
                 return _C.AdaptiveFunction, (), recipe
     return adaptive.__qualname__
 
+
+_C.provide(reduce=reduce)
 
 RANK_OPTIONS = ("per_rank", "sync", "collectives")
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from brim._state.undoing import Undoing, set_attribute
+
 
 def parallel_modules(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     """Those of them, or inside of them, whose ranks wait for each other."""
@@ -50,27 +52,23 @@ def refuse_waiting(parallel: list[torch.nn.Module], ranks: bool, between: bool) 
             )
 
 
-def without_collectives(
-    model: torch.nn.Module | None, is_first: bool, put_back: list[Callable[[], object]]
-) -> None:
-    """From here on no rank waits in a part for one that fails, until all is put back.
+def without_collectives(undo: Undoing, model: torch.nn.Module | None, is_first: bool) -> None:
+    """Until the block ends, no rank waits in a part for one that fails.
 
     Args:
+        undo: the block.
         model: has the `DistributedDataParallel` modules that are not to reduce gradients.
         is_first: watch all layers; later calls, in which it would take time, are alike.
-        put_back: gets what puts back.
     """
     if model is None:
         return
     parallel = [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
     for module in parallel:
         module.require_forward_param_sync = False  # else its first forward waits
-        before = module.require_backward_grad_sync
-        put_back.append(functools.partial(setattr, module, "require_backward_grad_sync", before))
-        module.require_backward_grad_sync = False
+        set_attribute(undo, module, "require_backward_grad_sync", False)
     for layer in model.modules() if is_first else [model]:
         hook = _refuse_other_parallel(parallel)
-        put_back.append(functools.partial(_remove, layer, hook))
+        undo.callback(functools.partial(_remove, layer, hook))
         layer.register_forward_pre_hook(hook)
 
 

@@ -10,8 +10,9 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 import torch
 from typing_extensions import Unpack
 
+from brim._arguments import name_of
 from brim._C import SizeMemory
-from brim.adapt._options import RANK_OPTIONS, Options, name_of, rank_setting, remembered
+from brim.adapt._options import RANK_OPTIONS, Options, rank_setting, remembered
 from brim.adapt._sized import sized
 
 P = ParamSpec("P")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from brim._arguments import flag, positive, refused, whole
+from brim._arguments import flag, name_of, positive, refused, whole
 from brim._progress import asked_for
-from brim.adapt._options import Options, inside, make, name_of
+from brim.adapt._options import Options, inside, make
 
 
 def sized(

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from brim import _C
+from brim._state.undo import undisturbed
+from brim._state.undoing import Undoing
 from brim._warn import warn
 from brim.adapt._parts import Split, members, rebuilt
-from brim.adapt._undo import undisturbed
 from brim.memory import is_out_of_memory
 
 _MOST = 64  # items that are looked at where each must be cut out
@@ -76,19 +77,15 @@ class SplitCheck:
 
 def _eagerly(body: Callable[[], str]) -> str:
     """`body()` without what few items cause: warnings of their shapes, compilations for them."""
-    put_back: list[Callable[[], object]] = []
-
-    def run() -> str:
-        put_back.append(_warnings_as_now())
+    with Undoing() as undo:
+        undo.callback(_warnings_as_now())
         warnings.simplefilter("ignore")
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes long
             from torch._dynamo.eval_frame import _set_stance, _stance
 
-            put_back.append(functools.partial(_set_stance, _stance))
+            undo.callback(functools.partial(_set_stance, _stance))
             torch.compiler.set_stance("force_eager")
         return body()
-
-    return _C.put_back_after(run, put_back)
 
 
 def _gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 import brim
 from brim import _C
-from brim.foresee._places import line_of
+from brim._estimate._places import line_of
 
 
 def device(text: str) -> torch.device:

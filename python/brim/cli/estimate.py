@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 import brim
+from brim._estimate._estimate import target_device
+from brim._state.reach import Reachable
 from brim.cli import arguments as types
 from brim.cli.result import Result, add_output_options
-from brim.foresee._estimate import target_device
-from brim.foresee._reach import Reachable
 
 HELP = "the peak memory of a function, without running it"
 EXAMPLE = "  brim estimate train.py:step 64 --device cuda --capacity 24GiB --html step.html"

@@ -32,11 +32,11 @@ def tell_of_misuse(sampler: Any, caller: FrameType) -> None:
     if not sampler.shuffle or sampler._epoch_was_set:
         return
     again = f"{kind} {{}}begins epoch {sampler.epoch} again, with the same batches: "
-    if sampler._counts_epochs and sampler._abandoned > 1:
+    if sampler._counts_epochs and _begins_again(sampler._of_next()):
         sampler._epoch_was_set = True  # as far as it matters here
         warn(
-            again.format("") + "on several ranks an epoch counts when an iteration has given its "
-            "last batch. Call set_epoch(epoch) before each epoch if loops end earlier"
+            again.format("") + "on several ranks an epoch counts when its last batch has reached "
+            "a loop. Call set_epoch(epoch) before each epoch if loops end earlier"
         )
     seeded = sampler._seed is not None and not sampler._seed_is_default
     latest = sampler._latest
@@ -46,3 +46,12 @@ def tell_of_misuse(sampler: Any, caller: FrameType) -> None:
             again.format("has a seed and ")
             + "call set_epoch(epoch) before each epoch, or once if you mean it"
         )
+
+
+def _begins_again(opened: list[Any]) -> bool:
+    """Whether loops over the coming epoch have ended early.
+
+    Not if it was one look: at one batch, or beside a loop that still runs.
+    """
+    begun = [each for each in opened if each.used() > 0]
+    return len(begun) > 1 or any(each.used() > 1 and not each.run.held() for each in begun)

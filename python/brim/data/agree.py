@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from brim import _C
+from brim._state.undoing import Undoing, set_variable
 from brim.data.ranks import Ranks, process_group
 
 _logger = logging.getLogger("brim")
@@ -148,14 +149,9 @@ _compared = Counter[int]()  # samplers of this process, by the place where they 
 _apart = ContextVar("brim_ranks_apart", default=False)
 
 
-@contextmanager
-def apart() -> Iterator[None]:
-    """Inside, ranks iterate over batches of their own, as where each finds its own batch size."""
-    token = _apart.set(True)
-    try:
-        yield
-    finally:
-        _apart.reset(token)
+def apart(undo: Undoing) -> None:
+    """Until the block ends, ranks iterate over batches of their own: each finds its own size."""
+    set_variable(undo, _apart, True)
 
 
 class Comparison:

@@ -18,10 +18,16 @@ from brim._warn import warn
 from brim.data.advice import left_out_message as left_out_message
 from brim.data.advice import tell_of_misuse
 from brim.data.agree import Comparison, facts_of, fingerprint_of
-from brim.data.frameworks import LightningAsks, asked_by, epochs_of_trainer, most_batches
-from brim.data.ranks import Ranks, RankSource, SamplerType, shared_by_accelerate
+from brim.data.frameworks import (
+    LightningAsks,
+    asked_by,
+    epochs_of_trainer,
+    fetched_ahead,
+    most_batches,
+)
+from brim.data.ranks import RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize, loaded, stored
-from brim.data.states import check_same_run, check_state
+from brim.data.states import Epoch, Iteration, Opened, Start, check_same_run, check_state
 
 Batch = list[int]
 
@@ -54,22 +60,6 @@ class Plan(NamedTuple):
     indices: torch.Tensor
 
 
-class Start(NamedTuple):
-    """Where an iteration begins: the seed of its epoch, and a position in it."""
-
-    seed: int
-    cursor: list[int]
-    segments: list[list[int]]
-
-
-class Opened(NamedTuple):
-    """An iterator and what it reads; `batching` is None if batches are made one by one."""
-
-    iterator: Any
-    batching: _C.SampleBatching | None
-    start: Start
-
-
 def _repeated(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
     """Each batch as often as there are processes, of which accelerate gives each one."""
     for batch in batches:
@@ -97,8 +87,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             all have the same batches (with a warning, once). Lightning and accelerate call it.
         generator: draws a seed for each epoch instead; not for several ranks, which must shuffle
             alike. If both are None, torch's default generator draws; several ranks use the seed 0
-            and count epochs: an epoch is over when an iteration has given its last batch, so that a
-            look at a batch on one rank changes nothing.
+            and count epochs: an epoch is over when the last batch of an iteration has reached the
+            loop, so that a look at a batch on one rank changes nothing.
         rank: the rank of this process; by default the one that Lightning or accelerate names, else
             that of torch.distributed's process group, else 0.
         world_size: how many ranks share the samples; by default as for `rank`, else 1. All get the
@@ -170,17 +160,11 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         budgets = self._budget_required or max_total_size is not None
         self._limits = Limits.read(cost, max_total_size, max_batch_size) if budgets else Limits()
         self.epoch = 0
-        # The seed drawn for the coming epoch, and the generator it was drawn from.
-        self._drawn: tuple[int, torch.Generator | None] | None = None
-        self._start: Start | None = None  # a loaded position
-        # An iterator from there, and the ranks that it is for.
-        self._resumed: tuple[Iterator[Any], Ranks] | None = None
-        self._latest: Any = None
-        self._opened: list[Opened] = []  # of the coming epoch
-        self._running: Opened | None = None  # the last that has begun
+        self._next: Epoch | None = None  # the coming one, once it is known
+        self._iterations: list[Iteration] = []  # of that, and others that loops still hold
+        self._latest: Any = None  # the run that was opened last
         # Whether the user knows about epochs, or was told.
         self._epoch_was_set = False
-        self._abandoned = 0  # iterations of the coming epoch, left after some batches
         self._counted: tuple[object, int] | None = None
         self._comparison = Comparison()
         self._data: int | None = None  # the fingerprint of the sizes
@@ -188,8 +172,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made. It is made again when needed."""
         self._settle()
-        made = ("_batching", "_resumed", "_latest", "_counted", "_running")
-        state = {**self.__dict__, **dict.fromkeys(made), "_opened": []}
+        state = {**self.__dict__, **dict.fromkeys(("_batching", "_latest", "_counted"))}
+        state["_next"] = self._next and self._next._replace(opened=None)
+        state["_iterations"] = []
         state["_comparison"] = copy.copy(self._comparison)
         for name in ("sizes", "_columns"):
             if name in state:
@@ -242,11 +227,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         epoch = whole("epoch", epoch, 0)
         self._epoch_was_set = True
         self._settle()
-        self._running = None
-        self._abandoned = 0
         if epoch != self.epoch:
-            self._start = self._resumed = None
-            self._opened = []
+            self._next = None
+        self._iterations = self._of_next()
         self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
@@ -259,36 +242,30 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         workers makes two iterators and uses the second. On several ranks a look at some batches on
         one of them must not put it ahead of the others.
         """
-        begun = [opened for opened in self._opened if opened.iterator.begun()]
-        if not begun:
-            return
-        self._running = begun[-1]
-        if self.world_size == 1 or any(opened.iterator.ended() for opened in begun):
-            self._opened = []
+        begun = [each for each in self._of_next() if each.run.begun()]
+        if begun and (self.world_size == 1 or any(each.ended() for each in begun)):
             self._forget()
-            return
-        held = [opened for opened in self._opened if self._held(opened)]
-        self._abandoned += sum(each not in held and each.iterator.given() > 1 for each in begun)
-        self._opened = held
+        # What nobody holds goes no further. Two are enough to see that loops end early.
+        left = [each for each in self._of_next() if each.run.begun() and not each.run.held()]
+        held = [each for each in self._iterations if each.run.held()]
+        self._iterations = [*left[-2:], *held]
+
+    def _of_next(self) -> list[Iteration]:
+        """The iterations of the coming epoch: those that were made since the last one."""
+        return [each for each in self._iterations if each.epoch is self._next]
 
     def _forget(self) -> None:
-        self._start = self._drawn = self._resumed = None
-        self._abandoned = 0
+        self._next = None
         if self._counts_epochs:
             self.epoch += 1
 
-    def _held(self, opened: Opened) -> bool:
-        """Whether a loop or a loader holds the iterator."""
-        ours = 2 + (self._latest is opened.iterator)  # the tuple's and the argument's
-        return sys.getrefcount(opened.iterator) > ours
+    def _in_use(self) -> Iteration | None:
+        """The latest iteration that has begun, and that a loop or a loader holds.
 
-    def _in_use(self) -> Opened | None:
-        """The iteration that has begun, for as long as a loop or a loader holds its iterator.
-
-        Whether the iterator has ended does not matter: a DataLoader's workers fetch ahead.
+        Whether it has ended does not matter: a DataLoader's workers fetch ahead.
         """
-        running = self._running
-        return running if running is not None and self._held(running) else None
+        used = [each for each in self._iterations if each.run.begun() and each.run.held()]
+        return used[-1] if used else None
 
     def _fixed_seed(self) -> int | None:
         """The seed that decides all epochs, if there is one."""
@@ -308,15 +285,16 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         seed = self._fixed_seed()
         if seed is not None:
             return _C.epoch_seed(seed, self.epoch)
-        # accelerate replaces the generator by one that its processes share.
-        if self._drawn is None or self._drawn[1] is not self.generator:
-            drawn = torch.empty((), dtype=torch.int64, device="cpu")
-            self._drawn = int(drawn.random_(generator=self.generator).item()), self.generator
-        return self._drawn[0]
+        drawn = torch.empty((), dtype=torch.int64, device="cpu")
+        return int(drawn.random_(generator=self.generator).item())
 
     def _coming(self) -> Start:
         self._settle()
-        return self._start or Start(self._coming_seed(), [], [])
+        # accelerate replaces the generator by one that its processes share.
+        basis = (self.epoch, self._fixed_seed(), self.shuffle, self.generator)
+        if self._next is None or self._next.basis not in (None, basis):
+            self._next = Epoch(Start(self._coming_seed(), [], []), basis, None)
+        return self._next.start
 
     @abstractmethod
     def _make(self) -> _C.SampleBatching: ...
@@ -344,33 +322,39 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         """Batches as lists of indices, or as tensors with `as_tensors=True`."""
         shared = shared_by_accelerate(self._ranks)
         start = self._coming()
-        tell_of_misuse(self, sys._getframe(1))
-        iterator, resumed = None, self._resumed
-        if resumed is not None and resumed[1] == self._ranks.now():
-            iterator = resumed[0]
-        iterator, self._resumed = iterator or self._open(start), None
-        self._latest = iterator
+        caller = sys._getframe(1)
+        tell_of_misuse(self, caller)
+        epoch = self._next
+        assert epoch is not None
+        opened = epoch.opened
+        if opened is not None:  # for this one alone
+            self._next = epoch = epoch._replace(opened=None)
+        if opened is None or opened[1:] != (self._batching, self._ranks.now()):
+            opened = Opened(self._open(start), self._batching, self._ranks.now())
+        self._latest = run = opened.run
         # Opening may have made the batching, which has positions of its own.
         start = start if self._batching is None else self._coming()
         if self.world_size > 1:
             self._comparison.check(self._ranks.now(), facts_of(self, start))
-        self._opened.append(Opened(iterator, self._batching, start))
+        iterator: Iterator[Batch] = run.iterator()
+        ahead = fetched_ahead(caller)
+        self._iterations.append(Iteration(run, epoch, start, self._batching, ahead))
         return _repeated(iterator, self.world_size) if shared else iterator
 
     def _here(self, start: Start) -> tuple[int, int, int, list[int], list[list[int]]]:
         """The arguments for this rank's part of the iteration from `start` on."""
         return start.seed, *self._ranks.now(), start.cursor, start.segments
 
-    def _open(self, start: Start) -> Iterator[Batch]:
-        batches: Any = self._ready().iterate(
-            *self._here(start), self.as_tensors, self._description(start.seed)
-        )
-        return batches  # type: ignore[no-any-return]
+    def _open(self, start: Start) -> Any:
+        description = self._description(start.seed)
+        return self._ready().iterate(*self._here(start), self.as_tensors, description)
 
     def __len__(self) -> int:
         """The exact number of batches on this rank: of the running iteration, else of the next.
 
-        An iteration is running for as long as a loop or a DataLoader holds its iterator.
+        An iteration is running for as long as a loop or a DataLoader holds its iterator. A
+        DataLoader with persistent workers holds it until the next one, so between epochs this is
+        the number of the last; call `set_epoch` first where epochs differ.
         """
         times = self.world_size if shared_by_accelerate(self._ranks) else 1
         self._settle()
@@ -489,8 +473,6 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             raise
         if finished and self._counts_epochs:
             self.epoch += 1
-        self._drawn = self._latest = self._running = None
-        self._opened = []
-        self._abandoned = 0
-        self._resumed = None if resumed is None else (resumed, self._ranks.now())
-        self._start = None if resumed is None else start
+        self._latest, self._iterations = None, []
+        opened = Opened(resumed, self._batching, self._ranks.now())
+        self._next = None if resumed is None else Epoch(start, None, opened)

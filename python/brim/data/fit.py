@@ -16,8 +16,8 @@ from typing_extensions import Self
 from brim import _C
 from brim._arguments import check_callable, refused, shown
 from brim._progress import progress as bar
+from brim._state.undo import Restore, Undo
 from brim._warn import warn
-from brim.adapt._undo import Restore, Undo
 from brim.data.agree import measured_together
 from brim.data.base import BatchSamplerBase
 from brim.data.ranks import RankSource

@@ -14,6 +14,8 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from brim._warn import warn
 
 _LOADERS = ("brim.data.", "torch.", "torchdata.", "accelerate.")
@@ -30,6 +32,17 @@ def asked_by() -> FrameType | None:
         if not _module(frame).startswith(_LOADERS):
             return frame
     return None
+
+
+def fetched_ahead(caller: FrameType) -> int:
+    """How many batches the caller asks for before it needs them: a DataLoader that has workers."""
+    if not _module(caller).startswith(_LOADERS):  # a frame keeps the locals that are asked for
+        return 0
+    owner = caller.f_locals.get("self")
+    if not isinstance(owner, _BaseDataLoaderIter):
+        return 0
+    factor = getattr(owner, "_prefetch_factor", None) or 0
+    return int(getattr(owner, "_num_workers", 0) * factor)
 
 
 # ---- Lightning ---------------------------------------------------------------------------------

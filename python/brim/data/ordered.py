@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
@@ -15,7 +16,7 @@ from brim import _C
 from brim._arguments import check_callable, shown, whole
 from brim._warn import warn
 from brim.data.advice import left_out_message
-from brim.data.base import Batch, SamplerOptions, Start
+from brim.data.base import Batch, SamplerOptions
 from brim.data.fit import FittedBatchSampler
 from brim.data.ranks import RankSource
 from brim.data.sizes import (
@@ -28,7 +29,7 @@ from brim.data.sizes import (
     is_array,
     size_function,
 )
-from brim.data.states import PositionedIterator
+from brim.data.states import PositionedIterator, Start
 
 _Data = TypeVar("_Data")
 _Logger = Callable[[str], None]
@@ -218,7 +219,6 @@ class SizeAwareBatchSampler(FittedBatchSampler):
             if not self._told:
                 self._tell_of_left_out()
             self._told = not self._foreign  # which may give other samples next time
-            self._resumed = None  # a stream, which may be of another order than this
         return self._batching
 
     def _order(self) -> torch.Tensor | None:
@@ -280,7 +280,7 @@ class SizeAwareBatchSampler(FittedBatchSampler):
             raise TypeError("this sampler has no length: the sampler it was made of has none")
         return super().__len__()
 
-    def _open(self, start: Start) -> Iterator[Batch]:
+    def _open(self, start: Start) -> Any:
         if self._streams and len(start.cursor) < 2:
             return _Streaming(self, start)
         return super()._open(self._in_table(start))
@@ -309,8 +309,22 @@ class SizeAwareBatchSampler(FittedBatchSampler):
             self._drop_order()
 
 
+class _StreamingIterator:
+    """What a loop or a loader reads of a `_Streaming`, which the sampler holds."""
+
+    def __init__(self, run: _Streaming) -> None:
+        self._run = run
+        self.state_dict = run.state_dict
+
+    def __iter__(self) -> _StreamingIterator:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._run.next()
+
+
 class _Streaming(PositionedIterator):
-    """The batches of a sampler, made as they are needed."""
+    """The batches of a sampler, made as they are needed: a `_C.BatchRun` in Python."""
 
     def __init__(self, owner: SizeAwareBatchSampler, start: Start) -> None:
         columns = owner._columns
@@ -335,11 +349,17 @@ class _Streaming(PositionedIterator):
         )
         super().__init__(owner._description(start.seed), self._stream.begin)
         self._broken = False
+        self._iterators: WeakSet[_StreamingIterator] = WeakSet()
 
-    def __iter__(self) -> _Streaming:
-        return self
+    def iterator(self) -> _StreamingIterator:
+        iterator = _StreamingIterator(self)
+        self._iterators.add(iterator)
+        return iterator
 
-    def __next__(self) -> Batch:
+    def held(self) -> bool:
+        return len(self._iterators) > 0
+
+    def next(self) -> Batch:
         with self._lock:  # several threads may read one iterator
             try:
                 batch: Batch | None = next(self._stream, None)
@@ -359,6 +379,10 @@ class _Streaming(PositionedIterator):
 
     def ended(self) -> bool:
         return self._finished or self._broken
+
+    def asked(self) -> tuple[int, int]:
+        given = len(self._places) - 1
+        return given + self.ended(), given
 
     def _position(self, place: int) -> dict[str, Any]:
         return {"cursor": [place], "segments": []}

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
+import sys
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from traceback import walk_stack
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as _torch_worker
 
+from brim import _C
 from brim._warn import warn
 
-# The words of shared memory: the latest claim, the one before `set_epoch` was last called, how
-# often the main process called it, whether anybody did; then the latest key of each worker, then
-# fingerprints by their number and by worker.
-_CLAIM, _CLAIM_BEFORE, _TIMES_SET, _WAS_SET, _KEYS = range(5)
-_MOST_WORKERS = 1024
-_MARKS, _COLUMNS = 48, 16
+# How many iterations may begin at the same time, and how many calls of `set_epoch` are remembered.
+_RECENT = 256
+# Fingerprints of the latest iterations, by their number and by worker.
+_COMPARED, _MARKS, _COLUMNS = 8, 48, 16
+_POSITION_WORDS = 512
+# The words of shared memory: a lock, the number of calls of `set_epoch`, whether a user called it,
+# and how many iterations have begun. For each recent call of `set_epoch`: the next epoch, and how
+# many iterations have begun since. For each recent iteration: its key, its epoch, the position that
+# it begins with, its number since `set_epoch`; then fingerprints. A position: the number of its
+# call of `load_state_dict`, its length, and its text.
+_LOCK, _SERIES, _WAS_SET, _BEGUN = range(4)
+_NEXT = 4
+_USED = _NEXT + _RECENT
+_KEY = _USED + _RECENT
+_EPOCH = _KEY + _RECENT
+_START = _EPOCH + _RECENT
+_NUMBER = _START + _RECENT
+_FINGERPRINTS = _NUMBER + _RECENT
+_POSITION = _FINGERPRINTS + _COMPARED * _MARKS * _COLUMNS
+_WORDS = _POSITION + 2 + _POSITION_WORDS
 _EPOCHS = 2**32
 # How many samples are compared as they are.
 _HEAD = 8
+# Seconds, after which the process that holds the lock must have been killed: it holds it for some
+# microseconds.
+_LOCK_PATIENCE = 2.0
 
 _main_iterations = itertools.count()
 
@@ -44,14 +66,29 @@ def as_if_alone() -> Iterator[None]:
         _torch_worker._worker_info = info
 
 
-class Reading:
-    """One iteration of a stream: its key, which all workers share, its epoch and this worker."""
+class Iteration(NamedTuple):
+    """One iteration in one process: its key is the same in all workers of a DataLoader."""
 
-    def __init__(self, key: int, epoch: int, worker: int, workers: int) -> None:
-        self.key = key
+    key: int
+    worker: int
+    workers: int
+    is_first: bool  # of a worker, which was started for it
+
+
+class Reading:
+    """An iteration that has begun: its epoch, and the position it begins with if it is resumed.
+
+    Its number is 0 if its epoch was set, and counts iterations from there on.
+    """
+
+    def __init__(
+        self, iteration: Iteration, slot: int, number: int, epoch: int, start: Any
+    ) -> None:
+        self.key, self.worker, self.workers, _ = iteration
+        self.marks = _FINGERPRINTS + slot % _COMPARED * _MARKS * _COLUMNS
+        self.number = number
         self.epoch = epoch
-        self.worker = worker
-        self.workers = workers
+        self.start: Mapping[str, Any] | None = start
         self.compared = 0  # fingerprints so far
         self.told = False
 
@@ -60,16 +97,20 @@ class Readers:
     """What the main process and the workers of a stream agree on, in shared memory.
 
     Epochs: each iteration claims the next one. All workers of a DataLoader's iteration have one
-    key, and whoever comes first claims for all: the claim is one word, key and epoch, and all write
-    the same one.
+    key, and whoever comes first claims for all. Each call of `set_epoch` in the main process begins
+    a series of epochs. New workers claim from the series in which they were started, so that an
+    epoch that is set meanwhile is for the next iteration. A loaded position is for the first
+    iteration of its series.
 
     Samples: workers leave fingerprints of what they read, and compare them.
     """
 
     def __init__(self) -> None:
-        self._words = torch.zeros(_KEYS + _MOST_WORKERS + _MARKS * _COLUMNS, dtype=torch.int64)
+        self._words = torch.zeros(_WORDS, dtype=torch.int64)
         self._share()
-        self._times_set = 0
+        self._series = 0  # as far as this process knows
+        # What a worker was told for its own next iteration, as by a StatefulDataLoader.
+        self._own: tuple[int, Mapping[str, Any] | None] | None = None
         self._iterations: dict[int, int] = {}  # of each worker in this process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -81,68 +122,134 @@ class Readers:
         words: Any = self._words
         if not words.is_shared():
             words.share_memory_()
+            words[_LOCK] = 0
 
     def _word(self, place: int) -> int:
         return int(self._words[place])
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        mine = os.getpid()
+        end = time.monotonic() + _LOCK_PATIENCE
+        while not _C.compare_exchange(self._words, _LOCK, 0, mine):
+            if time.monotonic() > end:
+                self._words[_LOCK] = 0
+            time.sleep(0.0001)
+        try:
+            yield
+        finally:
+            _C.compare_exchange(self._words, _LOCK, mine, 0)
+
     @property
     def next_epoch(self) -> int:
         """The epoch of the next iteration."""
-        return self._word(_CLAIM) % _EPOCHS
+        if self._own is not None:
+            return self._own[0]
+        return self._word(_NEXT + self._word(_SERIES) % _RECENT)
+
+    @property
+    def next_start(self) -> Mapping[str, Any] | None:
+        """The position that the next iteration begins with; None if it begins an epoch."""
+        if self._own is not None:
+            return self._own[1]
+        series = self._word(_SERIES)
+        return None if self._word(_USED + series % _RECENT) else self._position_of(series)
+
+    def _position_of(self, series: int) -> Mapping[str, Any] | None:
+        number, length = self._words[_POSITION : _POSITION + 2].tolist()
+        if number != series or length == 0:
+            return None
+        text = self._words[_POSITION + 2 :].view(torch.uint8)[:length]
+        found: Mapping[str, Any] = json.loads(bytes(text.tolist()))
+        return found
 
     @property
     def workers_have_read(self) -> bool:
-        """Whether the latest iteration was one of workers, asked in the main process."""
-        is_claimed = self._word(_CLAIM) >= _EPOCHS
-        return is_claimed and get_worker_info() is None
+        """Whether there was an iteration since the epoch was set; asked in the main process."""
+        used = self._word(_USED + self._word(_SERIES) % _RECENT) > 0
+        return used and get_worker_info() is None
 
     @property
     def epoch_was_set(self) -> bool:
         """Whether `set_epoch` was called, in any process."""
         return bool(self._word(_WAS_SET))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Decide the epoch of the next iteration."""
+    def set_epoch(self, epoch: int, start: Mapping[str, Any] | None = None) -> None:
+        """Decide the epoch of the next iteration, and the position that it begins with.
+
+        A position that was loaded for this epoch, and that no iteration has used, is kept.
+        """
         if epoch >= _EPOCHS:
             raise ValueError(f"epoch must be below 2**32, got {epoch}")
-        if get_worker_info() is None:
-            self._words[_CLAIM_BEFORE] = self._word(_CLAIM)
-            self._times_set += 1
-            self._words[_TIMES_SET] = self._times_set
-        self._words[_CLAIM] = epoch
+        if start is None and epoch == self.next_epoch:
+            start = self.next_start
         self._words[_WAS_SET] = 1
+        if get_worker_info() is not None:
+            self._own = epoch, start
+            return
+        text = b"" if start is None else json.dumps(dict(start)).encode()
+        if len(text) > 8 * _POSITION_WORDS:
+            raise ValueError(
+                f"state must be of at most {8 * _POSITION_WORDS} bytes, got {len(text)}: the "
+                "number of ranks has changed too often since its epoch began"
+            )
+        with self._locked():
+            self._series = series = self._word(_SERIES) + 1
+            self._words[_SERIES] = series
+            self._words[_NEXT + series % _RECENT] = epoch
+            self._words[_USED + series % _RECENT] = 0
+            if text:
+                self._words[_POSITION : _POSITION + 2] = torch.tensor([series, len(text)])
+                bytes_here = self._words[_POSITION + 2 :].view(torch.uint8)
+                bytes_here[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
 
-    def iteration(self) -> tuple[int, int, int, int]:
-        """Number a new iteration of this process: (key, worker, workers, iterations before)."""
+    def iteration(self) -> Iteration:
+        """Number a new iteration of this process."""
         info = get_worker_info()
         if info is None:
-            return _hash(f"main {os.getpid()} {next(_main_iterations)}"), 0, 1, 0
+            return Iteration(_hash(f"main {os.getpid()} {next(_main_iterations)}"), 0, 1, False)
         before = self._iterations.get(info.id, 0)
         self._iterations[info.id] = before + 1
-        place = _KEYS + info.id % _MOST_WORKERS
-        key = _hash(f"{info.seed - info.id} {before}")
-        if self._word(place) == key:  # the same seed as in an earlier iteration
-            key = _hash(f"again {key}")
-        self._words[place] = key
-        return key, info.id, info.num_workers, before
+        key = _hash(f"{_loader_of_worker()} {info.seed - info.id} {before}")
+        return Iteration(key, info.id, info.num_workers, before == 0)
 
-    def claim(self, key: int, worker: int, workers: int, before: int) -> Reading:
-        """Begin the iteration: the epoch that its first worker claimed, else the next one."""
-        claim = self._word(_CLAIM)
-        # The epoch was set after this worker had been started: it is meant for the next iteration.
-        late = before == 0 and self._times_set != self._word(_TIMES_SET)
-        if late:
-            claim = self._word(_CLAIM_BEFORE)
-        claimed, epoch = divmod(claim, _EPOCHS)
-        if claimed == key:
-            epoch -= 1
-        elif not late:
-            self._words[_CLAIM] = key * _EPOCHS + epoch + 1
-        return Reading(key, epoch, worker, workers)
+    def claim(self, iteration: Iteration) -> Reading:
+        """Begin the iteration: with what its first worker claimed, else with the next epoch."""
+        own, self._own = self._own, None
+        with self._locked():
+            series = self._series if iteration.is_first else self._word(_SERIES)
+            late = self._word(_SERIES) - series >= _RECENT
+            keys = self._words[_KEY : _KEY + _RECENT].tolist()
+            new = iteration.key not in keys
+            slot = self._word(_BEGUN) % _RECENT if new else keys.index(iteration.key)
+            if new and not late:
+                following = _NEXT + series % _RECENT
+                used = _USED + series % _RECENT
+                resumed = not self._word(used) and self._position_of(series) is not None
+                self._words[_KEY + slot] = iteration.key
+                self._words[_EPOCH + slot] = self._word(following)
+                self._words[_START + slot] = series if resumed else 0
+                self._words[_NUMBER + slot] = self._word(used)
+                self._words[following] += 1
+                self._words[used] += 1
+                self._words[_BEGUN] += 1
+            epoch = self._word(_EPOCH + slot)
+            begins_at = self._word(_START + slot)
+            start = self._position_of(begins_at) if begins_at else None
+            if own is not None:
+                epoch, start = own
+                self._words[_NEXT + series % _RECENT] = epoch + 1
+            elif late or (begins_at and start is None):
+                raise RuntimeError(
+                    "load_state_dict() or set_epoch() was called while workers were starting, so "
+                    "they do not know any more where to begin: call it before the DataLoader is "
+                    "iterated over"
+                )
+            return Reading(iteration, slot, self._word(_NUMBER + slot), epoch, start)
 
     def _others(self, reading: Reading, mark: int, value: int) -> dict[int, int]:
         """Leave a value, and return those of other workers in this iteration."""
-        begin = _KEYS + _MOST_WORKERS + mark * _COLUMNS
+        begin = reading.marks + mark * _COLUMNS
         self._words[begin + reading.worker % _COLUMNS] = reading.key * _EPOCHS + value
         found = {}
         for column, word in enumerate(self._words[begin : begin + _COLUMNS].tolist()):
@@ -187,8 +294,7 @@ class Readers:
                     )
             reading.compared = mark
         if not differ and not reading.told and reading.compared > 3:
-            heads = _KEYS + _MOST_WORKERS
-            words = self._words[heads : heads + _COLUMNS].tolist()
+            words = self._words[reading.marks : reading.marks + _COLUMNS].tolist()
             if len({word for word in words if word // _EPOCHS == reading.key}) > 1:
                 reading.told = True
                 warn(
@@ -197,6 +303,17 @@ class Readers:
                     "are lost or come twice: pass sharded=True, or seed its order by the epoch. "
                     "If they are the same samples, changed at random, this is no problem"
                 )
+
+
+def _loader_of_worker() -> str:
+    """A name that the workers of one DataLoader's iterator share, and no others have."""
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if frame.f_code.co_name != "_worker_loop":  # a frame keeps the locals that are asked for
+            continue
+        reader = getattr(frame.f_locals.get("data_queue"), "_reader", None)
+        if reader is not None:  # of the queue to which all of them write
+            return str(os.fstat(reader.fileno()).st_ino)  # of a pipe: no other gets it later
+    return ""
 
 
 def _hash(text: str) -> int:
@@ -210,6 +327,41 @@ def _digest(samples: list[Any]) -> int:
         return zlib.crc32(pickle.dumps(samples)) or 1 if samples else 0
     except (pickle.PicklingError, AttributeError, NotImplementedError, TypeError, ValueError):
         return 0
+
+
+class _OurEpoch(int):
+    """An epoch that the stream counted, not the user."""
+
+
+class SourceEpoch:
+    """Tells an iterable its epoch, if it has `set_epoch`, unless its user did."""
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self._iterable = iterable
+        self.counted = callable(getattr(iterable, "set_epoch", None))
+        self._first = getattr(iterable, "epoch", getattr(iterable, "_epoch", None))
+        # Where the iterable keeps its epoch as it was told. Others keep a number of their own.
+        self._kept_as: str | None = None
+        if self.counted and type(self._first) is int:
+            self._tell(self._first)
+
+    def _tell(self, epoch: int) -> None:
+        self._iterable.set_epoch(_OurEpoch(epoch))  # type: ignore[attr-defined]
+        kept = vars(self._iterable).items() if hasattr(self._iterable, "__dict__") else ()
+        names = (name for name, value in kept if isinstance(value, _OurEpoch))
+        self._kept_as = next(names, self._kept_as)
+
+    def _is_users(self, epoch: int) -> bool:
+        """Whether the user told the iterable an epoch, and not the stream."""
+        if self._kept_as is not None:
+            return not isinstance(getattr(self._iterable, self._kept_as, None), _OurEpoch)
+        theirs = getattr(self._iterable, "epoch", None)
+        return isinstance(theirs, int) and theirs not in (self._first, epoch - 1, epoch)
+
+    def tell(self, epoch: int, *, by_user: bool) -> None:
+        """Pass an epoch on. What the stream's user said comes before what the iterable was told."""
+        if self.counted and (by_user or not self._is_users(epoch)):
+            self._tell(epoch)
 
 
 def split_by_rank(iterable: Iterable[Any]) -> bool:

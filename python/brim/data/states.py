@@ -1,12 +1,60 @@
-"""The states that samplers and streams resume from."""
+"""Iterations of samplers and streams, and the states that they resume from."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from brim import _C
 from brim._arguments import shown, whole
+from brim.data.ranks import Ranks
+
+
+class Start(NamedTuple):
+    """Where iterations of an epoch begin: its seed, and a position in it."""
+
+    seed: int
+    cursor: list[int]
+    segments: list[list[int]]
+
+
+class Opened(NamedTuple):
+    """A run that was opened to check a state, and what it is valid for."""
+
+    run: Any
+    batching: _C.SampleBatching | None
+    ranks: Ranks
+
+
+class Epoch(NamedTuple):
+    """The epoch of iterations to come, which share it. Each iteration holds its own."""
+
+    start: Start
+    basis: object  # what the seed was made of; None if it was loaded
+    opened: Opened | None  # for the first iteration of a loaded one
+
+
+class Iteration(NamedTuple):
+    """One iteration, and what it reads; `batching` is None if batches are made one by one."""
+
+    run: Any
+    epoch: Epoch
+    start: Start
+    batching: _C.SampleBatching | None
+    ahead: int  # how many batches a DataLoader asks for before it needs them
+
+    def used(self) -> int:
+        """How many batches have reached the loop; what a DataLoader has fetched ahead has not."""
+        return int(self.run.asked()[0]) - self.ahead
+
+    def ended(self) -> bool:
+        """Whether the last batch has reached the loop.
+
+        A DataLoader goes on asking for each batch that it hands on, also after the last.
+        """
+        asked, given = self.run.asked()
+        return bool(self.run.ended()) and asked - given >= self.ahead
 
 
 class PositionedIterator(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from torch.utils.data import IterableDataset
 
@@ -12,7 +13,7 @@ from brim._arguments import check_callable, flag, shown, whole
 from brim._warn import warn
 from brim.data.base import left_out_message
 from brim.data.ranks import RankSource, shared_by_accelerate
-from brim.data.readers import Readers, Reading, as_if_alone, split_by_rank
+from brim.data.readers import Readers, Reading, SourceEpoch, as_if_alone, split_by_rank
 from brim.data.sizes import (
     Budget,
     Cost,
@@ -24,16 +25,19 @@ from brim.data.sizes import (
 )
 from brim.data.states import PositionedIterator, check_same_run, check_state
 
+# The position at the beginning of an epoch.
+_BEGIN: Mapping[str, Any] = {"done": 0, "cursor": [], "segments": []}
+
 
 class StreamBatches(IterableDataset[Any]):
     """Batches of an iterable; see `pack_stream` and `bucket_stream`, which make it.
 
     For a DataLoader with `batch_size=None`, or to iterate over. Each iteration reads the iterable
-    anew, and is the next epoch unless `set_epoch` says otherwise. All ranks and workers read all
-    samples, and each gets its own batches: all ranks equally many, and batches of one step cost
-    about the same. An iterable that shares its samples out by `torch.utils.data.get_worker_info`
-    sees no worker, and gives all of them to each; workers that read different samples all the same
-    are an error.
+    anew, independently of others at the same time, and is the next epoch unless `set_epoch` says
+    otherwise. All ranks and workers read all samples, and each gets its own batches: all ranks
+    equally many, and batches of one step cost about the same. An iterable that shares its samples
+    out by `torch.utils.data.get_worker_info` sees no worker, and gives all of them to each; workers
+    that read different samples all the same are an error.
 
     Example:
         >>> from brim.data import pack_stream
@@ -64,7 +68,7 @@ class StreamBatches(IterableDataset[Any]):
         self._name = name
         self.iterable = iterable
         self._readers = Readers()
-        self._first_epoch = getattr(iterable, "epoch", None)
+        self._source = SourceEpoch(iterable)
         self._sizeof = function
         self._limits = limits
         self._settings = settings
@@ -72,7 +76,6 @@ class StreamBatches(IterableDataset[Any]):
         self._ranks = ranks
         self._sharded = flag("sharded", sharded)
         self._oversize = check_oversize(oversize)
-        self._start: Mapping[str, Any] | None = None  # a loaded state
         self._latest: _StreamIterator | None = None
         self._open(iter(()), 0, {})  # wrong arguments are errors at once
 
@@ -92,25 +95,17 @@ class StreamBatches(IterableDataset[Any]):
 
         The epoch is passed on to the iterable. With `shuffle` each has its own order.
         """
-        epoch = whole("epoch", epoch, 0)
-        self._readers.set_epoch(epoch)
-        if self._start is not None and self._start["epoch"] != epoch:
-            self._start = None
-        self._pass_on(epoch)
+        self._set_epoch(whole("epoch", epoch, 0), None)
 
-    def _pass_on(self, epoch: int) -> None:
-        set_epoch = getattr(self.iterable, "set_epoch", None)
-        theirs = getattr(self.iterable, "epoch", None)
-        # An iterable may have been told an epoch of its own, as long as the stream was not.
-        ours = not isinstance(theirs, int) or theirs in (self._first_epoch, epoch - 1, epoch)
-        if callable(set_epoch) and (ours or self._readers.epoch_was_set):
-            set_epoch(epoch)
+    def _set_epoch(self, epoch: int, start: Mapping[str, Any] | None) -> None:
+        self._readers.set_epoch(epoch, start)
+        self._source.tell(epoch, by_user=True)
 
     def _tell_of_ranks(self, reading: Reading) -> None:
         """Each rank counts epochs by itself, and nothing says whether they count alike."""
-        counted = reading.epoch == 1 and not self._readers.epoch_was_set
+        counted = reading.number == 1
         ranks = self._ranks.now().world_size > 1 and not self._sharded and reading.worker == 0
-        if counted and ranks and self._settings.get("shuffle", False):
+        if counted and ranks and (self._settings.get("shuffle", False) or self._source.counted):
             warn(
                 "each rank counts the epochs of this stream by itself: call set_epoch(epoch) "
                 "before each, so that all ranks have the same order, also after one was cut short"
@@ -160,12 +155,6 @@ class StreamBatches(IterableDataset[Any]):
             "epoch": epoch,
         }
 
-    def _start_of(self, epoch: int) -> Mapping[str, Any]:
-        """Where an iteration of this epoch begins."""
-        if self._start is not None and self._start["epoch"] == epoch:
-            return self._start
-        return {"finished": False, "done": 0, "cursor": [], "segments": []}
-
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The position of the latest iteration, to resume from; plain numbers and lists.
 
@@ -175,7 +164,7 @@ class StreamBatches(IterableDataset[Any]):
         Args:
             batches: how many batches of that iteration are done; all that it gave if None.
         """
-        if self._latest is None or self._start is not None:
+        if self._latest is None:
             if batches is not None and whole("batches", batches, 0) > 0:
                 raise ValueError(f"batches must be 0 before an iteration begins, got {batches}")
             if self._latest is None and self._readers.workers_have_read:
@@ -184,7 +173,8 @@ class StreamBatches(IterableDataset[Any]):
                     f"begins with epoch {self.epoch}, and what is left of the one before is lost "
                     "if that has not ended. torchdata's StatefulDataLoader saves it in the middle"
                 )
-            return {**self._description(self.epoch), **self._start_of(self.epoch)}
+            start = self._readers.next_start or _BEGIN
+            return {**self._description(self.epoch), "finished": False, **start}
         return self._latest.state_dict(batches)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -201,10 +191,12 @@ class StreamBatches(IterableDataset[Any]):
         check_same_run(state, own)
         epoch = whole("epoch", state["epoch"], 0)
         finished = flag("finished", state["finished"])
-        self._start = None
-        self.set_epoch(epoch + finished)
-        self._start = None if finished or not state["cursor"] else dict(state)
+        start = {name: state[name] for name in _BEGIN}
+        self._set_epoch(epoch + finished, None if finished or not state["cursor"] else start)
         self._latest = None
+
+
+_begun: WeakSet[_StreamIterator] = WeakSet()  # in this process
 
 
 class _StreamIterator(PositionedIterator):
@@ -219,6 +211,7 @@ class _StreamIterator(PositionedIterator):
         self._iteration = owner._readers.iteration()
         self._collate = owner._collate
         self._stream: _C.LookAheadStream | None = None
+        self._samples: Iterator[Any] = iter(())
         self._begin = 0  # batches of this rank before this iteration
         self._next = 0  # the number of the stream's next batch
         self._ended = False
@@ -228,12 +221,17 @@ class _StreamIterator(PositionedIterator):
 
     def _open(self) -> _C.LookAheadStream:
         owner = self._owner
-        self._reading = reading = owner._readers.claim(*self._iteration)
-        start = owner._start_of(reading.epoch)
-        owner._start = None
-        owner._pass_on(reading.epoch)
+        self._reading = reading = owner._readers.claim(self._iteration)
+        start = reading.start or _BEGIN
+        owner._source.tell(reading.epoch, by_user=owner._readers.epoch_was_set)
         owner._tell_of_ranks(reading)
-        samples = iter(owner.iterable)
+        samples = self._samples = iter(owner.iterable)
+        if any(each._samples is samples and not each._ended for each in _begun):
+            warn(
+                f"two iterations share the samples of one {type(samples).__name__}, so each gets "
+                "a part of them: give the stream an iterable that makes a new iterator each time"
+            )
+        _begun.add(self)
         if reading.workers > 1:
             samples = owner._readers.compare_heads(reading, samples, sharded=owner._sharded)
         self._shares = (0, 1) if owner._sharded else (reading.worker, reading.workers)
@@ -259,7 +257,7 @@ class _StreamIterator(PositionedIterator):
         if self._ended:
             raise StopIteration
         self._ended = True  # an error is the end too, as for a generator
-        if self._iteration[2] == 1 or self._owner._sharded:
+        if self._iteration.workers == 1 or self._owner._sharded:
             batch = self._read()
         else:
             with as_if_alone():
@@ -287,7 +285,8 @@ class _StreamIterator(PositionedIterator):
         if self._stream is None:
             epoch = self._owner.epoch
             self._description = self._owner._description(epoch)
-            return {**super().state_dict(batches), **self._owner._start_of(epoch)}
+            start = self._owner._readers.next_start or _BEGIN
+            return {**super().state_dict(batches), **start}
         return super().state_dict(batches)
 
     def _position(self, place: int) -> dict[str, Any]:

@@ -6,19 +6,19 @@ import copy
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from brim import _C
 from brim._arguments import positive, real
+from brim._state.undo import Undo
+from brim._state.undoing import Undoing, set_attribute
 from brim.adapt import _parts, batch
 from brim.adapt import range as adaptive_range
-from brim.adapt._undo import Undo
 from brim.data.agree import apart
 from brim.integrations._lightning_records import Records
 from brim.memory import release_cached
@@ -122,7 +122,8 @@ class BatchSizeFinderLogic:
             warnings.warn("fast_dev_run: the batch size stays as it is", stacklevel=2)
             return
         trial = _Trial(self._package, trainer, pl_module, self._name, self._steps)
-        with _as_before(self._package, trainer, pl_module):
+        with Undoing() as after, _changes_of(trainer, pl_module) as undo:
+            _silence(after, undo, self._package, trainer, pl_module)
             self.optimal_batch_size = trial.least_of_ranks(self._search(trial))
         trial.set_size(self.optimal_batch_size)
         trial.reload()
@@ -182,7 +183,9 @@ class _Trial:
 
     def __call__(self, size: int) -> int:
         self.set_size(size)
-        with apart(), self._without_collectives():
+        with Undoing() as undo:
+            apart(undo)
+            self._without_collectives(undo)
             for number, (data, *_) in enumerate(islice(iter(self._loader()), self._steps)):
                 if number == 0:
                     self._check_use(size, data)
@@ -213,19 +216,12 @@ class _Trial:
                 f"{self._name} is: let it use {self._name}"
             )
 
-    @contextmanager
-    def _without_collectives(self) -> Iterator[None]:
-        """No rank waits for another, which may try other sizes, or fail."""
+    def _without_collectives(self, undo: Undoing) -> None:
+        """No rank waits for another, which may try other sizes, or fail, until the block ends."""
         model = self._trainer.strategy.model
-        if not isinstance(model, DistributedDataParallel):
-            yield
-            return
-        before, model.require_forward_param_sync = model.require_forward_param_sync, False
-        try:
-            with model.no_sync():
-                yield
-        finally:
-            model.require_forward_param_sync = before
+        if isinstance(model, DistributedDataParallel):
+            set_attribute(undo, model, "require_forward_param_sync", False)
+            set_attribute(undo, model, "require_backward_grad_sync", False)  # as in its no_sync()
 
     def _step(self, data: Any, number: int) -> None:
         trainer, loop = self._trainer, self._loop
@@ -267,26 +263,21 @@ def _state_of(part: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return lambda: copy.deepcopy(part.state_dict()), part.load_state_dict
 
 
-@contextmanager
-def _as_before(package: Any, trainer: Any, module: Any) -> Iterator[None]:
-    """Put back what trial steps change."""
-    loop, precision, records = trainer._active_loop, trainer.precision_plugin, Records(module)
+def _changes_of(trainer: Any, module: Any) -> Undo:
+    """Puts back what trial steps change."""
+    records = Records(module)
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    undo = Undo(
-        [
-            module,
-            *trainer.optimizers,
-            *map(_state_of, (*schedulers, precision, loop)),
-            (records.save_metrics, records.put_metrics_back),
-        ]
-    )
+    parts = (*schedulers, trainer.precision_plugin, trainer._active_loop)
+    metrics = (records.save_metrics, records.put_metrics_back)
+    return Undo([module, *trainer.optimizers, *map(_state_of, parts), metrics])
+
+
+def _silence(after: Undoing, undo: Undoing, package: Any, trainer: Any, module: Any) -> None:
+    """Trial steps log nothing and call no callbacks, until the blocks end."""
+    # Last: the loop sets it when it takes its state back.
+    after.callback(functools.partial(setattr, trainer._active_loop, "restarting", False))
     silent = [package.loggers.logger.DummyLogger() for _ in trainer.loggers]
-    with _C.Undoing() as after, undo:
-        # Only then: the loop sets it when it takes its state back.
-        after.callback(functools.partial(setattr, loop, "restarting", False))
-        for name in ("callbacks", "loggers"):
-            undo.callback(functools.partial(setattr, trainer, name, getattr(trainer, name)))
-        undo.callback(functools.partial(module.__dict__.pop, "log", None))
-        trainer.callbacks, trainer.loggers = [], silent
-        module.__dict__["log"] = lambda *_, **__: None
-        yield
+    for name, value in (("callbacks", []), ("loggers", silent)):
+        undo.callback(functools.partial(setattr, trainer, name, getattr(trainer, name)))
+        setattr(trainer, name, value)
+    set_attribute(undo, module, "log", lambda *_, **__: None)

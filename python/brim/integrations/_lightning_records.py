@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from brim._state.undoing import Undoing, set_attribute
 from brim.integrations._weights import nothing
 
 
@@ -49,23 +49,13 @@ class Records:
 
     # ---- logs --------------------------------------------------------------------------------
 
-    @contextmanager
-    def of_logs(self) -> Iterator[None]:
-        """Keep what is passed to `self.log` instead of logging it."""
-        vars(self._module)["log"] = self._keep
-        try:
-            yield
-        finally:
-            del vars(self._module)["log"]
+    def keep_logs(self, undo: Undoing) -> None:
+        """Until the block ends, keep what is passed to `self.log` instead of logging it."""
+        set_attribute(undo, self._module, "log", self._keep)
 
-    @contextmanager
-    def discarded(self) -> Iterator[None]:
-        """Keep nothing meanwhile."""
-        self._discarding = True
-        try:
-            yield
-        finally:
-            self._discarding = False
+    def discard_logs(self, undo: Undoing) -> None:
+        """Until the block ends, keep nothing."""
+        set_attribute(undo, self, "_discarding", True)
 
     def _keep(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if self._discarding:
@@ -77,13 +67,10 @@ class Records:
     def log(self) -> None:
         """Log for the batch: as it was where there is one part, else once for each name."""
         kept = self._parts[0].logged if len(self._parts) == 1 else self._logged_together()
-        before = self._module._current_fx_name
-        self._module._current_fx_name = "training_step"
-        try:
+        with Undoing() as undo:
+            set_attribute(undo, self._module, "_current_fx_name", "training_step")
             for args, kwargs in kept:
                 self._module.log(*args, **kwargs)
-        finally:
-            self._module._current_fx_name = before
 
     def _logged_together(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         signature = inspect.signature(type(self._module).log)

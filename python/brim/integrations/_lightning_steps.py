@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 import brim
+from brim._state.undoing import Undoing
 from brim.adapt._microbatches import _splitting
 from brim.integrations._lightning_records import Records
 from brim.integrations._weights import Count, Weights, check_options, labels_kept, nothing
@@ -103,7 +105,8 @@ class AdaptiveStepsLogic:
         self._arguments, self._batch = arguments, arguments["batch"]
         self._weights.next_batch()
         try:
-            with self._records.of_logs():
+            with Undoing() as undo:
+                self._records.keep_logs(undo)
                 loss = self.step(self._batch)
             self._trainer.precision_plugin.post_backward(loss, self._module)
             self._records.log()
@@ -177,13 +180,11 @@ class AdaptiveStepsLogic:
     def _value(self, samples: Any) -> torch.Tensor:
         """The loss of some samples. Nothing is logged, and metrics are put back."""
         states = self._records.save_metrics()
-        precision = self._trainer.precision_plugin.train_step_context()
-        with self._records.discarded(), precision:
+        with Undoing() as undo, self._trainer.precision_plugin.train_step_context():
+            undo.callback(functools.partial(self._records.put_metrics_back, states))
+            self._records.discard_logs(undo)
             arguments = {**self._arguments, "batch": samples}
-            try:
-                out = self._module.training_step(*arguments.values())
-            finally:
-                self._records.put_metrics_back(states)
+            out = self._module.training_step(*arguments.values())
         loss: torch.Tensor = out["loss"] if isinstance(out, Mapping) else out
         return loss
 

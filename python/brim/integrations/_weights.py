@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from brim._state.undo import undisturbed
 from brim.adapt import Microbatches
-from brim.adapt._undo import undisturbed
 from brim.memory import is_out_of_memory
 
 Count: TypeAlias = Callable[[Any], Any]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from brim import memory
-from brim._arguments import whole
+from brim._arguments import name_of, whole
 from brim.adapt import batch
-from brim.adapt._options import inside, name_of
+from brim.adapt._options import inside
 
 __all__ = ["find_executable_batch_size"]
 

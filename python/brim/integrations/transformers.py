@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from traceback import walk_stack
 from typing import Any
 
 import torch
 
 import brim
+from brim._state.undoing import Undoing, set_attribute
 from brim.integrations._weights import Count, Weights, check_options, labels_that_count, nothing
 from brim.nn.convert import Choices, ConversionReport
 
@@ -178,7 +178,9 @@ class _Step:
         weight = self._weights.of(part, self._inputs)
         if weight == 0:
             return nothing(self._model)
-        with _caught_backward(accelerator) as caught:
+        caught: list[torch.Tensor] = []
+        with Undoing() as undo:
+            set_attribute(undo, accelerator, "backward", lambda loss, **_: caught.append(loss))
             self._run(self._model, part, self._num_items)
         if len(caught) != 1:
             raise ValueError(
@@ -219,14 +221,3 @@ class _Step:
                 model, own, num_items_in_batch=self._num_items
             )
         return loss
-
-
-@contextmanager
-def _caught_backward(accelerator: Any) -> Iterator[list[torch.Tensor]]:
-    """The losses that `accelerator.backward` gets, instead of backward."""
-    caught: list[torch.Tensor] = []
-    accelerator.backward = lambda loss, **_: caught.append(loss)
-    try:
-        yield caught
-    finally:
-        del accelerator.backward

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from brim.nn._elsewhere import check_arguments, elsewhere, ops
+from brim.nn._elsewhere import check_arguments, ops, via_dispatcher
 from brim.nn._numbers import Numbers, each, over
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
@@ -50,7 +50,7 @@ def pad(input: Tensor, padding: Sequence[int], mode: str) -> Tensor:
     """
     if type(input) is not Tensor or is_compiling() or not input.requires_grad:
         return torch.nn.functional.pad(input, padding, mode)
-    return elsewhere("pad", input, padding, mode)  # type: ignore[no-any-return]
+    return via_dispatcher("pad", input, padding, mode)  # type: ignore[no-any-return]
 
 
 def conv(

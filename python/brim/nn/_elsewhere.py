@@ -24,7 +24,7 @@ from brim.nn import _elementwise
 if TYPE_CHECKING:
     from brim._C import _Operators
 
-__all__ = ["check_arguments", "elsewhere", "is_foreign", "is_known", "is_traced", "ops"]
+__all__ = ["check_arguments", "is_foreign", "is_known", "is_traced", "ops", "via_dispatcher"]
 
 _F: Any = torch.nn.functional
 _jit: Any = torch.jit  # has no types
@@ -39,13 +39,13 @@ class _Traced:
     """The operators while torch.compile traces, which cannot look into the bindings."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(elsewhere, name)
+        return partial(via_dispatcher, name)
 
 
 _traced: Any = _Traced()
 
 
-def elsewhere(name: str, *args: Any) -> Any:
+def via_dispatcher(name: str, *args: Any) -> Any:
     """Run an operator of brim by the dispatcher, or the function of torch that it stands for.
 
     For torch.compile, which gets brim's operators in its graph, and for what the bindings do not
@@ -55,9 +55,9 @@ def elsewhere(name: str, *args: Any) -> Any:
         TypeError: naming the argument that should be a tensor or a bool and is not.
 
     Example:
-        >>> elsewhere("silu", torch.zeros(2))
+        >>> via_dispatcher("silu", torch.zeros(2))
         tensor([0., 0.])
-        >>> elsewhere("silu", [1.0])
+        >>> via_dispatcher("silu", [1.0])
         Traceback (most recent call last):
             ...
         TypeError: input must be a Tensor, got [1.0] of type list
@@ -72,7 +72,7 @@ def elsewhere(name: str, *args: Any) -> Any:
         if is_torchs or any(map(is_foreign, args)):
             return _TORCHS[name](*args)
         if compiling and name.endswith("_"):  # the compiler wants no operators that write
-            return args[0].copy_(elsewhere(name[:-1], *args))
+            return args[0].copy_(via_dispatcher(name[:-1], *args))
         return getattr(torch.ops.brim, name)(*args)
     except Exception:
         check_arguments(name, *args)
@@ -274,3 +274,5 @@ _IN_GRAPHS = frozenset(
     if torch.Tag.pt2_compliant_tag in getattr(torch.ops.brim, name).default.tags
 )
 """What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""
+
+_C.provide(via_dispatcher=via_dispatcher, is_known=is_known)

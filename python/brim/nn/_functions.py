@@ -1,23 +1,26 @@
-"""Which modules call functions that brim has, and the region of `brim.saving()` around these."""
+"""Which modules call functions that brim has, and the code or the region in which they are."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from brim import _C
 from brim._C import gradient_pattern
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived, original_of, recipe_of
 from brim.nn._elsewhere import is_traced
+from brim.nn._rewritten import HOMES, hides_calls, redirecting
 from brim.nn.saving import (
     FUNCTIONS,
     SAVING_ALONE,
@@ -28,9 +31,9 @@ from brim.nn.saving import (
 )
 
 __all__ = [
+    "calls_functions",
     "children_of_regions",
     "first_inside_regions",
-    "is_region",
     "leave_out",
     "leaving",
     "outside",
@@ -55,14 +58,43 @@ def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | N
     methods = tuple(
         name for name, uses in _uses_of(type(module)).items() if uses.fit(module, recompute)
     )
+    if methods and all(_is_plain(each, recompute) for each in module.modules()):
+        return derived(type(module), Recipe("calls", methods))
     if not methods and any(map(_is_function, module.__dict__.values())):
         methods = ("forward",)
     return derived(type(module), Recipe("functions", methods)) if methods else None
 
 
-def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
-    regions = {name: _region(getattr(kind, name)) for name in methods}
-    return (kind,), {**regions, "_brim_recompute": None}
+def _is_plain(module: torch.nn.Module, recompute: bool) -> bool:
+    """Whether the functions of brim that a module itself calls are all found in its code."""
+    if any(map(callable, module.__dict__.values())) or parametrize.is_parametrized(module):
+        return False
+    kind = original_of(type(module)) or type(module)
+    if getattr(torch.nn, kind.__name__, None) is kind or kind.__module__.startswith("brim.nn."):
+        return True
+    every = _uses_of(kind).values()
+    return bool(every) and not any(each.need_region(module, recompute) for each in every)
+
+
+def _members(
+    change: Callable[[Any], Any], kind: Kind, *methods: str
+) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
+    changed = {name: change(getattr(kind, name)) for name in methods}
+    return (kind,), {**changed, "_brim_recompute": None}
+
+
+def _calling(work: Any) -> Any:
+    """A method with brim's functions in place of torch's, for modules that need no region."""
+    by_level = {level: redirecting(work, level) for level in _REGIONS}
+
+    @functools.wraps(work)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return work(self, *args, **kwargs)
+        own = by_level[self._brim_recompute]
+        return outside(own, self, *args, **kwargs) if _depth() else own(self, *args, **kwargs)
+
+    return run
 
 
 _Way: TypeAlias = tuple[Any, ...]
@@ -169,17 +201,20 @@ def _is_telling(result: Any) -> bool:
 
 
 _WITH_RECOMPUTE = FUNCTIONS | {SUM_OF_TWO_TYPES}
+_depth: Any = torch._C._len_torch_function_stack
 _is_any_autocast_enabled: Any = torch._C._is_any_autocast_enabled
 _transforms: Any = torch._C._functorch.get_interpreter_stack
 
-MAKERS["functions"] = _members
+MAKERS["calls"] = functools.partial(_members, _calling)
+MAKERS["functions"] = functools.partial(_members, _region)
 MAKERS["leaving"] = _leaving_members
 
 
-def is_region(kind: Kind) -> bool:
-    """Whether `with_functions` or `leaving` made a class, or it derives from such a one."""
+def calls_functions(kind: Kind, *, inside: bool = False) -> bool:
+    """Whether a class was made for functions that its code, or also modules `inside`, call."""
     recipe: Recipe | None = getattr(kind, "_brim_recipe", None)
-    return recipe is not None and recipe.maker in ("functions", "leaving")
+    makers = ("functions", "leaving") if inside else ("calls", "functions", "leaving")
+    return recipe is not None and recipe.maker in makers
 
 
 def first_inside_regions(
@@ -199,14 +234,15 @@ def first_inside_regions(
                 found.add(module)
             inside = False
         else:
-            inside = inside or is_region(type(module))
+            inside = inside or calls_functions(type(module), inside=True)
         waiting += [(child, inside) for child in module.children()]
     return found
 
 
 def children_of_regions(modules: Collection[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     """The modules among these that a region runs itself, or in a container of torch.nn."""
-    waiting = [child for each in modules if is_region(type(each)) for child in each.children()]
+    regions = [each for each in modules if calls_functions(type(each), inside=True)]
+    waiting = [child for each in regions for child in each.children()]
     seen: set[torch.nn.Module] = set()
     while waiting:
         module = waiting.pop()
@@ -254,7 +290,7 @@ _REGIONS = {level: Saving(level, is_shared=True) for level in (None, "cheap", "p
 
 def _around() -> Any:
     """The region of a module that functions called here are in; None if another mode is nearer."""
-    depth = torch._C._len_torch_function_stack()
+    depth = _depth()
     mode = torch._C._get_function_stack_at(depth - 1) if depth else None
     return mode if mode in _REGIONS.values() else None
 
@@ -282,25 +318,37 @@ class _Uses:
         adds: the same.
         factors: attributes that it multiplies by.
         attends: calls one of transformers' functions for attention.
+        sums: adds, also in place.
+        hides: calls what this does not look into, or functions as methods of tensors.
     """
 
     calls: bool = False
     multiplies: bool = False
     adds: bool = False
     attends: bool = False
+    sums: bool = False
+    hides: bool = False
     factors: set[str] = field(default_factory=set)
+
+    def need_region(self, module: torch.nn.Module, recompute: bool) -> bool:
+        """Whether not all that is redirected is a function that the code names."""
+        sums = recompute and self.sums
+        return self.hides or self.attends or sums or self._multiply(module)
+
+    def _multiply(self, module: torch.nn.Module) -> bool:
+        return self.multiplies or any(
+            not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
+        )
 
     def fit(self, module: torch.nn.Module, recompute: bool) -> bool:
         """Whether a region around the method is worth it.
 
         Not for products and sums in a large container: everything inside would run in the region.
         """
-        multiplies = self.multiplies or any(
-            not isinstance(getattr(module, name, None), (int, float)) for name in self.factors
-        )
         calls = self.calls or (self.attends and _drops(module))
         adds = self.adds and recompute and any(map(_normalises_rows, module.children()))
-        return calls or ((multiplies or adds) and sum(1 for _ in module.modules()) <= _MANY)
+        is_small = sum(1 for _ in module.modules()) <= _MANY
+        return calls or (is_small and (adds or self._multiply(module)))
 
 
 def _drops(module: torch.nn.Module) -> bool:
@@ -339,9 +387,15 @@ def _uses_of(kind: Kind) -> dict[str, _Uses]:
             function = base.__dict__.get(name)
             # No static methods and the like: a region needs the module.
             code = code_of(function) if inspect.isfunction(function) else None
-            if base is torch.nn.Module or code is None:
+            if base is torch.nn.Module or function is None:
                 continue
-            _add_uses(found.setdefault(name, _Uses()), code)
+            uses = found.setdefault(name, _Uses())
+            if code is None:
+                uses.hides |= callable(function) or isinstance(function, property)
+                continue
+            # Behind a decorator, or with variables of a function around it (also `super()`).
+            uses.hides |= function.__code__ is not code or bool(code.co_freevars)
+            _add_uses(uses, code, function.__globals__)
             waiting += code.co_names
             if not {"super", name} & {*code.co_names}:  # else it may call that of its base
                 break
@@ -349,22 +403,40 @@ def _uses_of(kind: Kind) -> dict[str, _Uses]:
     return found
 
 
-def _add_uses(uses: _Uses, code: CodeType) -> None:
+def _add_uses(uses: _Uses, code: CodeType, names: Mapping[str, Any]) -> None:
     for steps in _steps(code):
         for place, step in enumerate(steps):
             last, one_before = steps[place - 1], steps[place - 2]
             if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                uses.calls |= step.argval in _NAMES and not _is_self(last)
+                is_called = step.argval in _NAMES and not _is_self(last)
+                uses.calls |= is_called
+                uses.hides |= is_called and not _is_of_torch(steps[:place], names)
             elif step.opname == "LOAD_GLOBAL":
                 uses.calls |= step.argval in _NAMES
                 uses.attends |= step.argval == "ALL_ATTENTION_FUNCTIONS"
+                uses.hides |= hides_calls(step.argval, names)
             elif step.opname == "BINARY_MULTIPLY" or step.argrepr in ("*", "*="):
                 if last.opname == "LOAD_ATTR" and _is_self(one_before):
                     uses.factors.add(last.argval)
                 elif not _is_by_number(last, one_before):
                     uses.multiplies = True
-            elif step.opname == "BINARY_ADD" or step.argrepr == "+":
-                uses.adds |= not _is_by_number(last, one_before)
+            elif step.opname in ("BINARY_ADD", "INPLACE_ADD") or step.argrepr in ("+", "+="):
+                uses.sums = True
+                if step.opname != "INPLACE_ADD" and step.argrepr != "+=":
+                    uses.adds |= not _is_by_number(last, one_before)
+            elif step.opname == "IS_OP":
+                uses.hides |= not _NAMES.isdisjoint((last.argval, one_before.argval))
+            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"):
+                uses.hides = True
+
+
+def _is_of_torch(steps: list[dis.Instruction], names: Mapping[str, Any]) -> bool:
+    """Whether an attribute is one of `torch`, `F`, `nn.functional` and the like."""
+    at = len(steps) - 1
+    while at > 0 and steps[at].opname == "LOAD_ATTR" and steps[at].argval in ("nn", "functional"):
+        at -= 1
+    root = names.get(steps[at].argval) if steps[at].opname == "LOAD_GLOBAL" else None
+    return any(root is home for home in HOMES)
 
 
 def _is_by_number(last: dis.Instruction, one_before: dis.Instruction) -> bool:

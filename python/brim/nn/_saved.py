@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from brim.adapt._random_state import RandomState
+from brim._state.random_state import RandomState
+from brim._state.undoing import Undoing, set_buffers, undo_modes, undo_modules
 from brim.nn._lower_bound import Need, least, nodes_behind, refine
-from brim.nn._undoing import Undoing, undo_modes
 from brim.nn._values import Place, Values, bytes_of, identity
-from brim.nn.saving import watching
+from brim.nn.saving import watch
 
 __all__ = ["MODEL", "Run", "measure", "with_sizes"]
 
@@ -73,13 +73,11 @@ class Run:
         self.places.setdefault(place)
         return kept
 
-    def watch(self, undo: Undoing, name: str, module: torch.nn.Module) -> None:
-        """Notice each call of a module, until `undo` is closed.
+    def watch(self, name: str, module: torch.nn.Module) -> None:
+        """Notice each call of a module.
 
         By its forward, not by hooks: brim's layers leave modules with hooks alone.
         """
-        attributes = vars(module)
-        own = {"forward": attributes["forward"]} if "forward" in attributes else {}
         work = module.forward
 
         @functools.wraps(work)  # some look at its signature
@@ -93,16 +91,13 @@ class Run:
             finally:
                 self._stack.pop()
 
-        undo.callback(functools.partial(attributes.update, own))
-        undo.callback(functools.partial(attributes.pop, "forward", None))
-        attributes["forward"] = forward
+        vars(module)["forward"] = forward
 
-    @contextlib.contextmanager
-    def operation(self, name: str) -> Iterator[None]:
-        """Within, an operation of the module at hand runs."""
+    def operation(self, name: str, work: Callable[[], Any]) -> Any:
+        """Run an operation of the module at hand."""
         self._stack.append((self.place()[0], name))
         try:
-            yield
+            return work()
         finally:
             self._stack.pop()
 
@@ -138,8 +133,7 @@ class _Operations(TorchFunctionMode):
     ) -> Any:
         # "mul" for Tensor.__mul__ and "relu" for relu_ and brim::relu.default
         name = getattr(func, "__name__", "").split(".")[0].strip("_")
-        with self._run.operation(name):
-            return func(*args, **(kwargs or {}))
+        return self._run.operation(name, functools.partial(func, *args, **(kwargs or {})))
 
 
 def _needs_of(node: Any) -> dict[str, Need]:
@@ -187,13 +181,14 @@ def measure(
         undo_modes(undo)
         inputs, kwargs, tensors = _copied(inputs, dict(kwargs))
         undo.callback(RandomState().put_back)
-        _own_buffers(undo, model)
+        undo_modules(undo, model)
+        _lend_buffers(model)
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                run.watch(undo, name or MODEL, module)
+                run.watch(name or MODEL, module)
         run.values = Values(run.place) if find_least else None
-        hooks = watching(run.pack, attrgetter("tensor"))
-        with hooks, _Operations(run), run.values or contextlib.nullcontext():
+        with Undoing() as hooks, _Operations(run), run.values or contextlib.nullcontext():
+            watch(hooks, run.pack, attrgetter("tensor"))
             output = model(*inputs, **kwargs)
         run.count([*tensors, *model.parameters(), *model.buffers()], output)
         del output
@@ -246,23 +241,12 @@ def _copied(
     return inputs, kwargs, list(copies.values())
 
 
-def _own_buffers(undo: Undoing, model: torch.nn.Module) -> None:
+def _lend_buffers(model: torch.nn.Module) -> None:
     """Give the model copies of its buffers, so that running statistics do not change."""
     copies: dict[int, Tensor] = {}
     for module in model.modules():
-        own: Any = module._buffers  # of a ScriptModule, a view that can only be read
-        before = dict(own.items())
-        undo.callback(functools.partial(_set_buffers, module, before))
-        for buffer in before.values():
-            if buffer is not None and id(buffer) not in copies:
+        own = {name: each for name, each in module._buffers.items() if each is not None}
+        for buffer in own.values():
+            if id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
-        _set_buffers(module, {name: copies.get(id(each)) for name, each in before.items()})
-
-
-def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
-    if isinstance(module, torch.jit.ScriptModule):
-        for name, buffer in buffers.items():
-            setattr(module, name, buffer)
-    else:
-        module._buffers.clear()
-        module._buffers.update(buffers)
+        set_buffers(module, {name: copies[id(each)] for name, each in own.items()})

@@ -12,16 +12,18 @@ import torch
 
 from brim import _C
 from brim._arguments import refused, shown, whole
+from brim._estimate._faked import make_fake
+from brim._plots import draw
 from brim._progress import progress as bar
+from brim._state.undoing import Undoing, undo_modules
 from brim._table import Part, Table, text_of
 from brim.memory import DeviceLike, is_out_of_memory, parse_bytes
 from brim.nn import _causal_lm_loss
 from brim.nn._audit_text import figures, folded, hint_of
 from brim.nn._derived import is_made, original_of
-from brim.nn._functions import is_region
+from brim.nn._functions import calls_functions
 from brim.nn._hints import frozen_batch_norms
 from brim.nn._saved import Run, measure, with_sizes
-from brim.nn._undoing import Undoing, undo_modules
 from brim.nn._values import Place
 from brim.nn.convert import (
     ORIGINALS,
@@ -118,9 +120,7 @@ class Audit:
         Args:
             where: an Axes of matplotlib, a file to write, or None for a new Figure.
         """
-        from brim.plot import audit
-
-        return audit(self, where)
+        return draw("audit", self, where)
 
     def to_html(self, places: Mapping[str, str] | None = None) -> str:
         """A page for the browser: what is kept as the forward runs, and by which layer.
@@ -134,9 +134,8 @@ class Audit:
             >>> page.startswith("<!doctype html>")
             True
         """
-        from brim.plot.pages import audit_page
-
-        return audit_page(self, places or {})
+        page: str = draw("audit_page", self, places or {})
+        return page
 
     def __repr__(self) -> str:
         torch_nn, brim, cheap = map(_C.format_bytes, (self.torch_nn, self.brim, self.cheap))
@@ -242,15 +241,14 @@ def audit(
             f"audit runs the model, so pass its inputs, as brim.audit(model, x): the forward of "
             f"{type(model).__name__} takes {signature}"
         )
-    from brim.foresee._faked import placed  # here: it imports parts of this package
-
     if device is not None and "device" in inspect.signature(model.forward).parameters:
         device, kwargs = None, {**kwargs, "device": device}
     with (
         _told_of_shapes(inputs),
-        placed(model, (inputs, kwargs), device),
         bar("audit", "run", total=3, enabled=progress) as step,
+        Undoing() as undo,
     ):
+        make_fake(undo, model, (inputs, kwargs), device)
         return _audit(model, inputs, kwargs, step)
 
 
@@ -464,7 +462,7 @@ def _row_names(runs: Iterable[Run]) -> dict[Place, tuple[str, str]]:
 
 def _without_region(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The class itself where `convert` only redirected the functions that it calls."""
-    return original_of(kind) or kind if is_region(kind) else kind
+    return original_of(kind) or kind if calls_functions(kind) else kind
 
 
 def _is_layer(kind: type[torch.nn.Module]) -> bool:

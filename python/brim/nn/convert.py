@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from brim._arguments import flag, shown
+from brim._state.undoing import Undoing, undo_modules
 from brim.memory import is_out_of_memory
 from brim.nn import _causal_lm_loss, modules
 from brim.nn._conversion_report import ConversionReport, ConvertedLayer
@@ -26,16 +27,15 @@ from brim.nn._derived import (
     refuse_script,
 )
 from brim.nn._functions import (
+    calls_functions,
     children_of_regions,
     first_inside_regions,
-    is_region,
     leave_out,
     leaving,
     take_in,
     with_functions,
 )
 from brim.nn._hints import conversion_hint
-from brim.nn._undoing import Undoing, undo_modules
 from brim.nn.recognisers import recognise
 from brim.nn.saving import check_recompute
 
@@ -117,8 +117,9 @@ def convert(
             the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
             where this is None.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
-            products of two tensors), as `brim.saving()` does. This costs some microseconds for each
-            call of a function there. Language models of transformers also get brim's loss.
+            products of two tensors), as `brim.saving()` does. Where products, methods of tensors or
+            functions of your own are concerned, this costs some microseconds for each call of torch
+            there. Language models of transformers also get brim's loss.
 
     Returns:
         A report, not the model, which you have: what was replaced, what was changed, and what was
@@ -193,7 +194,7 @@ def _convert(
         if (was_ours or has_loss) and (after := _mode_of(module)) != before:
             reason = f"recompute is {_quoted(after)} now, it was {_quoted(before)}"
             changed.append(replace(entry, reason=reason))
-        elif reroutes or (is_region(type(module)) and not was_ours and change.to is not None):
+        elif reroutes or (calls_functions(type(module)) and not was_ours and change.to is not None):
             around.append(entry)
         elif change.to is not None and not was_ours:
             replaced.append(entry)
@@ -336,7 +337,7 @@ class _Change(NamedTuple):
 def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
     kind = type(module)
     recipe = recipe_of(kind)
-    if functions and recipe is not None and recipe.maker == "functions":
+    if functions and recipe is not None and recipe.maker in ("calls", "functions"):
         # Which methods are regions depends on `recompute`.
         original: Any = original_of(kind)
         module.__class__ = original

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -15,10 +14,12 @@ import torch
 import torch.nn.functional
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from brim import _C
 from brim._arguments import runs_in_parts
+from brim._state.undoing import Undoing, set_variable
 from brim.nn import _activation, functional
 from brim.nn._attention import attention
 
@@ -84,9 +85,9 @@ class Saving(TorchFunctionMode):
         """A region; if shared, all modules enter it, and `redirected.hooks` is theirs."""
         super().__init__()
         self._recompute = recompute
-        self._instead = _TABLES[recompute]
+        self._instead = TABLES[recompute]
         # dynamo takes no mode that does more than it knows when it is entered.
-        self._hooks = None if is_shared or torch.compiler.is_compiling() else hooks_in_force()
+        self._hooks = None if is_shared or is_compiling() else hooks_in_force()
         self._is_shared = is_shared
 
     def __torch_function__(
@@ -96,14 +97,15 @@ class Saving(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run brim's function in place of torch's where there is one and the types fit."""
+        """Run brim's function in place of torch's where there is one and the arguments fit."""
         kwargs = kwargs or {}
-        instead = self._instead.get(func)
-        if instead is None or torch.compiler.is_compiling() or _is_paused.get():
+        # First: dynamo cannot look into the table.
+        instead = None if is_compiling() else self._instead.get(func)
+        if instead is None:
             return func(*args, **kwargs)
         # What a checkpoint inside of the region runs again in backward is not in the region then.
         hooks = redirected.hooks if self._is_shared else self._hooks
-        if not _fits(args, kwargs) or hooks_in_force() != hooks:
+        if hooks_in_force() != hooks:
             return func(*args, **kwargs)
         if redirected.found is None:
             return instead(*args, **kwargs)
@@ -141,7 +143,7 @@ class _Redirected(threading.local):
         left: the `hooks` of regions around modules that are left out; None outside of regions.
         last: where the last region that found some was judged, and its key there.
         watching: the second of the hooks that only watch, and the hooks in force without them.
-        little: COUNT of regions judged to redirect little: those run in the region around them.
+        little: how many regions were judged to redirect little: they run in the one around them.
     """
 
     found: list[Any] | None = None
@@ -166,20 +168,15 @@ def hooks_in_force() -> Any:
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-@contextlib.contextmanager
-def watching(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
-    """Within, these saved-tensor hooks see what is kept, and layers act as without them.
+def watch(undo: Undoing, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+    """Until the block ends, these saved-tensor hooks see what is kept, and layers act as without.
 
     `pack` must return what holds the tensor as it is.
     """
-    before = redirected.watching
+    undo.callback(functools.partial(_watch, redirected.watching))
     own = (unpack, hooks_in_force())
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            _watch(own)
-            yield
-    finally:
-        _watch(before)
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)  # the block pops them
+    _watch(own)
 
 
 def _watch(hooks: Any) -> None:
@@ -190,7 +187,8 @@ def _watch(hooks: Any) -> None:
 
 def _node_of(result: Any) -> str:
     first = result[0] if isinstance(result, tuple) else result
-    return "" if first.grad_fn is None else str(first.grad_fn.name())
+    node = first.grad_fn if type(first) in PLAIN else None
+    return "" if node is None else str(node.name())
 
 
 SUM_OF_TWO_TYPES = "brim::add_of_two_types_backward"
@@ -201,28 +199,16 @@ SHARED_OUTPUT = "output shared"
 
 
 _is_paused = ContextVar("_is_paused", default=False)
+_C.set_redirection(FakeTensor, _is_paused)
 
 
-def pause(undo: _C.Undoing) -> None:
+def pause(undo: Undoing) -> None:
     """Regions of this thread do nothing until the block ends."""
-    undo.callback(functools.partial(_is_paused.set, _is_paused.get()))
-    _is_paused.set(True)
-
-
-def _fits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the input is a plain tensor of a floating type, and the others are plain too."""
-    given: Any = args[0] if args else kwargs.get("input")
-    if type(given) not in PLAIN or given.dtype not in _FLOATING or "out" in kwargs:
-        return False
-    for each in (*args, *kwargs.values()):
-        if isinstance(each, Tensor) and type(each) not in PLAIN:
-            return False
-    return given.layout is torch.strided
+    set_variable(undo, _is_paused, True)
 
 
 # Those of brim.estimate run as real ones do.
 PLAIN = frozenset([Tensor, torch.nn.Parameter, FakeTensor])
-_FLOATING = frozenset([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 
 
 # -- What arrives under which name ----------------------------------------------------------------
@@ -296,7 +282,7 @@ def _batch_norm(
     return run(input, running_mean, running_var, weight, bias, *args, **kwargs)
 
 
-def _table(recompute: bool = False, runs_again: bool = False) -> dict[Any, Callable[..., Any]]:
+def _table(recompute: bool = False, runs_again: bool = False) -> Mapping[Any, Callable[..., Any]]:
     own: Any = SimpleNamespace(**{name: getattr(functional, name) for name in functional.__all__})
     options = {"recompute": recompute, "runs_again": runs_again}
     for name, function in vars(own).items() if recompute else ():
@@ -338,15 +324,15 @@ def _table(recompute: bool = False, runs_again: bool = False) -> dict[Any, Calla
         table[getattr(from_torch, name)] = pool
         for place in (torch.nn.functional, home):
             table[getattr(place, name + "_with_indices")] = _with_indices(pool)
-    return table
+    return {torchs: _C.redirect(torchs, function) for torchs, function in table.items()}
 
 
-_TABLES: Mapping[str | None, Mapping[Any, Callable[..., Any]]] = {
+TABLES: Mapping[str | None, Mapping[Any, Callable[..., Any]]] = {
     None: _table(),
     "cheap": _table(recompute=True),
     "products": _table(recompute=True, runs_again=True),
 }
-FUNCTIONS = frozenset([*_TABLES[None], torch.nn.functional.scaled_dot_product_attention])
+FUNCTIONS = frozenset([*TABLES[None], torch.nn.functional.scaled_dot_product_attention])
 """The functions of torch for which a region is worth it."""
 
 _WITH_OTHERS = frozenset(

@@ -10,7 +10,7 @@ from brim.plot._canvas import budget_on, bytes_on, draw, legend_below, tidy
 from brim.plot._svg import Series
 
 if TYPE_CHECKING:
-    from brim.foresee import Estimate
+    from brim._estimate import Estimate
 
 KINDS = [name.replace("_", " ") for name in _C.MemoryKind.__members__]
 """The kinds of memory, in the order of the C++ core."""

@@ -16,7 +16,7 @@ from brim.plot._estimate import KINDS, stacked
 from brim.plot._svg import Axes, Series, areas, bars, legend, steps
 
 if TYPE_CHECKING:
-    from brim.foresee import Estimate
+    from brim._estimate import Estimate
     from brim.nn.audit import Audit, LayerAudit
 
 _MOMENTS = 400  # a place to hover over is then more than two pixels wide

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from brim._state.undoing import Undoing, undo_modes
 from brim.memory import is_out_of_memory
 from brim.nn._derived import Forward, Kind, Options, code_of
-from brim.nn._undoing import Undoing, undo_modes
 from brim.nn.saving import pause
 
 __all__ = [

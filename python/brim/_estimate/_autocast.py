@@ -1,0 +1,152 @@
+"""CUDA's autocast for fake tensors.
+
+Torch's own wrappers ask a tensor whether it is on CUDA, and a fake one says no to C++ code (see
+`Tracer`); so do those of brim's operators. These follow the same lists (ATen/autocast_mode.h), and
+the same cache of casted weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
+
+from brim._estimate._temporaries import by_name, tensors_in
+
+_Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
+
+_LOWER = """
+_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
+addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+scaled_dot_product_attention
+"""
+_FLOAT32 = """
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm
+cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
+kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
+soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist
+cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
+upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+"""
+_FLOAT32_RESULT = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
+_WIDEST = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+)
+
+
+class Autocast:
+    """The kernels, and the weights that they have cast."""
+
+    def __init__(self) -> None:
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def register(self, libraries: Mapping[str, torch.library.Library]) -> None:
+        """Take the place of torch's wrappers, and of brim's own, until these are destroyed.
+
+        What brim's operators need is `CastTo` in src/nn/autograd/operator.h.
+        """
+        for namespace, names, run in (
+            ("aten", _LOWER, self._lower),
+            ("aten", _FLOAT32, self._float32),
+            ("aten", _FLOAT32_RESULT, self._float32_result),
+            ("aten", _WIDEST, self._widest),
+            ("brim", "linear conv prelu", self._lower_layer),
+            ("brim", "layer_norm group_norm rms_norm", self._float32_inside),
+            ("brim", "softplus", self._float32),
+            ("brim", "linear_cross_entropy", self._lower_input),  # casts its weights itself
+        ):
+            for name in names.split():
+                packet, _, overload = name.partition(".")
+                ops = getattr(getattr(torch.ops, namespace), packet, None)
+                op = getattr(ops, overload or "default", None)
+                if op is not None:
+                    kernel = _kernel(op, run)
+                    libraries[namespace].impl(name, kernel, "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Release casted weights, as the end of an autocast region does."""
+        if not torch.is_autocast_enabled("cuda"):
+            self._cache.clear()
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if not _is_eligible(value) or value.dtype == dtype:
+            return value
+        lower = dtype == torch.get_autocast_dtype("cuda")
+        caches = lower and value.requires_grad and value.is_leaf and value._base is None
+        caches &= isinstance(value, FakeTensor)
+        if not caches or value.dtype != torch.float32 or not torch.is_autocast_cache_enabled():
+            return value.to(dtype)
+        if id(value) not in self._cache:
+            self._cache[id(value)] = (value, value.to(dtype))
+        return self._cache[id(value)][1]
+
+    def _all(self, op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+        args, kwargs = tree_map(lambda value: self._cast(value, dtype), (args, kwargs))
+        return op(*args, **kwargs)
+
+    def _lower(self, op: Any, args: Any, kwargs: Any) -> Any:
+        return self._all(op, args, kwargs, torch.get_autocast_dtype("cuda"))
+
+    def _float32(self, op: Any, args: Any, kwargs: Any) -> Any:
+        return self._all(op, args, kwargs, torch.float32)
+
+    def _lower_layer(self, op: Any, args: Any, kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cuda")
+        given = by_name(op, args, kwargs)
+        cast = {name: self._cast(value, dtype) for name, value in given.items()}
+        if "parameter" in given and given["weight"].is_leaf:
+            is_cast = cast["weight"] is not given["weight"]
+            cast["parameter"] = given["weight"] if is_cast else None
+        return op(**cast)
+
+    def _lower_input(self, op: Any, args: Any, kwargs: Any) -> Any:
+        given = by_name(op, args, kwargs)
+        given["input"] = self._cast(given["input"], torch.get_autocast_dtype("cuda"))
+        for name in ("target", "weight"):
+            given[name] = self._cast(given[name], torch.float32)
+        return op(**{**given, "in_float32": True, "cast_weights": True})
+
+    def _float32_inside(self, op: Any, args: Any, kwargs: Any) -> Any:
+        given = by_name(op, args, kwargs)
+        cast = {name: self._cast(value, torch.float32) for name, value in given.items()}
+        if cast["input"] is not given["input"]:
+            cast |= {"input": given["input"], "as_float32": True}
+        return op(**cast)
+
+    def _float32_result(self, op: Any, args: Any, kwargs: Any) -> Any:
+        given = by_name(op, args, kwargs)
+        if given.get("dtype") is None and _is_eligible(args[0]):
+            given["dtype"] = torch.float32
+        return op(**given)
+
+    def _widest(self, op: Any, args: Any, kwargs: Any) -> Any:
+        found = filter(_is_eligible, tensors_in((args, kwargs)))
+        if any(tensor.dtype == torch.float32 for tensor in found):
+            return self._float32(op, args, kwargs)
+        return op(*args, **kwargs)
+
+
+def _is_eligible(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    device = value.fake_device if isinstance(value, FakeTensor) else value.device
+    return (
+        device.type == "cuda"  # those of other threads are real
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    )
+
+
+def _kernel(op: Any, run: _Run) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return run(op, args, kwargs)
+
+    return kernel

@@ -1,0 +1,225 @@
+"""`brim.estimate`: the peak memory of a call without running it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from brim import _C
+from brim._arguments import positive, runs_in_parts, shown
+from brim._estimate._cpu import CpuTemporaries
+from brim._estimate._cuda_kernels import CudaTemporaries
+from brim._estimate._errors import EstimateError, LeftBehindError
+from brim._estimate._follow import follow
+from brim._estimate._log import Allocation, Kind
+from brim._estimate._places import line_of
+from brim._estimate._reasons import reason_of
+from brim._estimate._report import Estimate
+from brim._estimate._surroundings import keep_surroundings, keep_thread
+from brim._estimate._swap import Swap
+from brim._estimate._threads import OneThread
+from brim._estimate._tracer import Tracer
+from brim._progress import progress as bar
+from brim._state.kept import Kept
+from brim._state.reach import Reachable
+from brim._state.undoing import Undoing
+from brim.memory import DeviceLike, default_device
+
+_one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
+
+
+def estimate(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    device: DeviceLike = None,
+    capacity: int | str | None = None,
+    calls: int = 1,
+    progress: bool = True,
+    **kwargs: Any,
+) -> Estimate:
+    """Predict the peak memory of `fn(*args, **kwargs)` without running it.
+
+    The function runs on fake tensors: no memory is taken and no kernel runs. Parameters, buffers,
+    gradients, optimizer state, random state, hooks, modes, settings of torch and the Python objects
+    that the function changes are the same afterwards, also if it fails or is interrupted; iterators
+    and files are not. Other threads must not use the same objects meanwhile.
+
+    Args:
+        fn: what to estimate, such as a training step.
+        *args: its arguments.
+        device: the device whose memory counts; it need not exist. If the call uses no tensor on it,
+            tensors on the CPU are taken to be there. Those on the meta device always are.
+        capacity: what the call may take in all, what it holds before included, as bytes or text
+            such as `"24GiB"`; by default what is free, if the device is there. Tensors that the
+            call does not use are no part of it, other than in the budget of `brim.largest_size`.
+        calls: how many calls to trace in a row. With 2, a training step also counts what its first
+            call leaves behind, such as an optimizer's state.
+        progress: whether to show a bar on a terminal if it takes long.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        The peak above what is held now, and what it consists of; see `Estimate`.
+
+    Raises:
+        EstimateError: if the code depends on values of tensors, or an operator has no fake kernel,
+            or a tensor of the trace is left where it cannot be removed, or threads other than the
+            calling one work with its tensors; names the line.
+
+    Example:
+        >>> import brim, torch
+        >>> def work(x):
+        ...     return (x * 2).exp().sum()
+        >>> brim.estimate(work, torch.zeros(1024, 1024), device="cpu").peak
+        8388608
+    """
+    with _one_at_a_time, bar("estimate", "operator", enabled=progress) as step:
+        return _estimate(fn, args, kwargs, device, capacity, calls, step)
+
+
+def _estimate(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: DeviceLike,
+    capacity: int | str | None,
+    calls: int,
+    step: Callable[[], None],
+) -> Estimate:
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, as in brim.estimate(fn, *args), got {shown(fn)}")
+    calls = positive("calls", calls)
+    kind = runs_in_parts(fn)
+    if kind:
+        raise TypeError(f"fn is {kind} function: it runs after the call has returned, got {fn!r}")
+    target = target_device(device)
+    limit = None if capacity is None else bytes_of("capacity", capacity, target)
+    found = Reachable(fn, args, kwargs)
+    moves = target.type != "cpu" and not any(_tensors_on(found, target.type))
+    temporaries = CpuTemporaries() if target.type == "cpu" else CudaTemporaries(target)
+    # What is collected during the trace would seem to be released by the call.
+    gc.collect(2 if limit is None else 1)
+    mode, lost = OneThread(), list[str]()
+    try:
+        with Undoing() as settings, Undoing() as state, Undoing() as tensors, Undoing() as undo:
+            kept = Kept(state.callback)
+            keep_surroundings(settings, kept)
+            swap = Swap(tensors, mode, target, moves, lost)
+            tracer = Tracer(swap, kept, mode.is_here, target, moves, temporaries, step)
+            torch.clear_autocast_cache()  # torch makes no tensor fake that C++ refers to
+            keep_thread(undo)
+            undo.callback(tracer.stop)
+            _take(tracer, kept, found)
+            follow(tracer, mode, undo, target, moves)
+            _trace(tracer, mode, functools.partial(fn, *args, **kwargs), calls)
+    except Exception as error:
+        if lost and not isinstance(error, LeftBehindError):
+            raise LeftBehindError(lost[0]) from error
+        raise
+    _check_that_none_is_left(tracer.left)
+    if target.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - tracer.log.bytes_held())
+    trace, start = tracer.log.trace()
+    if moves:
+        tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
+    tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
+    for func, count in tracer.unknown.items():
+        text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
+        tracer.assumptions[text] = None
+    if limit is None and (stats := stats_of(target)):
+        limit = tracer.log.bytes_held() + stats.free
+    if target.type == "cpu":
+        options = _C.AllocatorOptions("exact", capacity=limit)
+    else:
+        options, unknown = _C.AllocatorOptions.from_settings(capacity=limit)
+        tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
+    return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
+
+
+def _take(tracer: Tracer, kept: Kept, found: Reachable) -> None:
+    """Make what the call reaches fake, and keep what else it may change."""
+    for module in found.modules:
+        tracer.take_module(module)
+    for optimizer in found.optimizers:
+        tracer.take_optimizer(optimizer)
+    for helper in found.helpers:
+        kept.keep(helper)
+    for thing, own in found.state:
+        kept.keep(thing, own)
+    for tensor in found.tensors:
+        tracer.take(tensor, Kind.input, "")
+
+
+def _trace(tracer: Tracer, mode: OneThread, call: Callable[[], Any], calls: int) -> None:
+    """Run a call on fake tensors."""
+    try:
+        with mode, tracer:
+            for _ in range(calls):
+                result = call()
+                is_loss = isinstance(result, torch.Tensor) and result.numel() == 1
+                if is_loss and result.requires_grad and not tracer.ran_backward:
+                    tracer.assumptions["the call returns a loss and runs no backward"] = None
+                del result
+    except Exception as error:
+        mode.check_alone(error)
+        reason = reason_of(error)
+        if not reason:
+            raise
+        raise EstimateError(f"{line_of(error)}: {reason}") from error
+    mode.check_alone()
+    tracer.name_gradients()
+
+
+def _check_that_none_is_left(live: list[tuple[weakref.ref[Any], Allocation]]) -> None:
+    if any(storage() is not None for storage, _ in live):
+        gc.collect()
+    places = {one.place: None for storage, one in live if storage() is not None}
+    if places:
+        raise LeftBehindError(
+            "tensors of the trace, which have no values, are left in something that brim cannot "
+            "put back (an object of C++, an iterator). Remove them "
+            f"before real calls. They were made at {', '.join(places)}"
+        )
+
+
+def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
+    for module in found.modules:
+        yield from (t.device.type == kind for t in (*module.parameters(), *module.buffers()))
+    yield from (tensor.device.type == kind for tensor in found.tensors)
+
+
+def target_device(device: DeviceLike) -> torch.device:
+    """The device whose memory counts, with its number; it need not exist."""
+    if device is None:
+        return default_device()
+    try:
+        target = torch.device(device)
+    except (RuntimeError, TypeError):  # torch lists all kinds that it has ever had
+        target = torch.device("meta")
+    if target.type not in ("cpu", "cuda"):
+        raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
+    return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
+
+
+def stats_of(target: torch.device) -> _C.MemoryStats | None:
+    """What the device holds and has; None if it is not there."""
+    try:
+        return _C.memory_stats(target)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def bytes_of(name: str, amount: int | str, target: torch.device) -> int:
+    """An argument in bytes, or as a share of what the device has."""
+    stats = stats_of(target)
+    if stats is None and isinstance(amount, str) and amount.strip().endswith("%"):
+        raise ValueError(
+            f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
+        )
+    return _C.parse_bytes(amount, None if stats is None else stats.limit, name)
