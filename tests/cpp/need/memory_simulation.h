@@ -16,7 +16,8 @@
 
 namespace brim::simulation {
 
-using Need = std::function<std::int64_t(std::int64_t)>;
+/// Bytes by size.
+using Curve = std::function<std::int64_t(std::int64_t)>;
 
 using tests::kMiB;
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
@@ -74,7 +75,7 @@ inline Attempt failure(std::int64_t size) { return {.values = {size}, .outcome =
 inline Attempt ended(std::int64_t size, bool fitted) { return fitted ? fit(size) : failure(size); }
 
 // The bytes of an attempt that holds `base` from the start on and asks for all the rest at once.
-inline Attempt attempt(const Need& need, std::int64_t size, std::int64_t available,
+inline Attempt attempt(const Curve& need, std::int64_t size, std::int64_t available,
                        std::int64_t base = 0) {
   const std::int64_t bytes = need(size);
   Attempt result = ended(size, bytes <= available);
@@ -87,7 +88,7 @@ inline Attempt attempt(const Need& need, std::int64_t size, std::int64_t availab
   return result;
 }
 
-inline std::int64_t largest_fit(const Need& need, std::int64_t available, std::int64_t upper) {
+inline std::int64_t largest_fit(const Curve& need, std::int64_t available, std::int64_t upper) {
   std::int64_t fits = 0;
   std::int64_t fails = upper + 1;
   while (fails - fits > 1) {
@@ -102,7 +103,7 @@ struct Attempts {
   int failures = 0;
 };
 
-inline Attempts until_fit(SizeSearch& search, const Need& need, std::int64_t available,
+inline Attempts until_fit(SizeSearch& search, const Curve& need, std::int64_t available,
                           std::int64_t base = 0) {
   Attempts run;
   while (run.outcomes.empty() || (!run.outcomes.back().fitted() && !search.finished())) {
@@ -113,7 +114,7 @@ inline Attempts until_fit(SizeSearch& search, const Need& need, std::int64_t ava
   return run;
 }
 
-inline Attempts until_finished(SizeSearch& search, const Need& need, std::int64_t available,
+inline Attempts until_finished(SizeSearch& search, const Curve& need, std::int64_t available,
                                std::int64_t base = 0) {
   Attempts run;
   while (!search.finished() && run.outcomes.size() < 1000) {
@@ -131,7 +132,7 @@ inline std::int64_t bound_of_attempts(const SizeSearchOptions& o) {
 // a + b s with a constant share of at most a half, in granules, whose largest fit is about `most`.
 struct Affine {
   std::int64_t available, most, base;
-  Need need;
+  Curve need;
 };
 
 inline Affine random_affine(Random& random, std::int64_t granule, double smallest_available) {
