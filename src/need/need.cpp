@@ -26,8 +26,9 @@ struct Points {
   double least_size, least_bytes;
   double most_size, most_bytes;
 
-  void add(double size, double bytes) {
-    if (size < least_size) {
+  /// @param near whether the nearest smaller size counts, and not the least.
+  void add(double size, double bytes, double at_size, bool near) {
+    if (near && size < at_size ? least_size == at_size || size > least_size : size < least_size) {
       least_size = size;
       least_bytes = bytes;
     }
@@ -61,8 +62,11 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     const auto same = matched(*trace_, *other);
     for (std::size_t i = trace_->older; i < requests.size(); ++i) {
       if (same[i] != Trace::kNone) {
+        // Peaks are sums, of which only a near one bounds the growth. Of a request, sizes that are
+        // far apart show it best: near ones may be padded to the same.
         points[i].add(static_cast<double>(attempt.size()),
-                      static_cast<double>(other->requests[static_cast<std::size_t>(same[i])].bytes));
+                      static_cast<double>(other->requests[static_cast<std::size_t>(same[i])].bytes),
+                      size_, !recorded_);
       }
     }
   }
@@ -138,6 +142,9 @@ std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse
 }
 
 std::int64_t Need::bytes_at(std::size_t request, double size, double power) const {
+  if (growth_[request] && !recorded_ && size > size_ && power > 1) {
+    return growth_[request]->up.most_at(size, power);
+  }
   return growth_[request]
              ? (size > size_ ? growth_[request]->up : growth_[request]->down).at(size)
              : detail::whole_bytes(static_cast<double>(trace_->requests[request].bytes) *

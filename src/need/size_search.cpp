@@ -127,8 +127,9 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
            (bytes >= 0 && static_cast<double>(bytes) <= usable());
   }
   if (attempt.fitted()) {
-    // What it left itself is not missing: the next call replaces it.
-    const double with_left = now + std::max(static_cast<double>(attempt.left), 0.0);
+    // What it left itself is not missing: the next call replaces it. The results of parts stay.
+    const bool replaces = options_.start != Start::probe;
+    const double with_left = now + (replaces ? std::max(static_cast<double>(attempt.left), 0.0) : 0.0);
     const bool holds = comparable ? with_left * same >= then : bytes < 0;
     return holds ||
            (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));

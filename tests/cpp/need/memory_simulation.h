@@ -3,6 +3,7 @@
 // What the tests of the size search share: random cases, and memory that is only arithmetic.
 
 #include <brim/need/size_search.h>
+#include <brim/need/trace.h>
 
 #include <algorithm>
 #include <cmath>
@@ -74,9 +75,12 @@ inline Attempt fit(std::int64_t size) { return {.values = {size}}; }
 inline Attempt failure(std::int64_t size) { return {.values = {size}, .outcome = outcome(false)}; }
 inline Attempt ended(std::int64_t size, bool fitted) { return fitted ? fit(size) : failure(size); }
 
-// The bytes of an attempt that holds `base` from the start on and asks for all the rest at once.
+/// Whether the requests of attempts are recorded, or only their bytes are known.
+enum class Shows : std::uint8_t { trace, peak };
+
+/// An attempt that holds `base` from the start on and asks for all the rest at once.
 inline Attempt attempt(const Curve& need, std::int64_t size, std::int64_t available,
-                       std::int64_t base = 0) {
+                       std::int64_t base = 0, Shows shows = Shows::trace) {
   const std::int64_t bytes = need(size);
   Attempt result = ended(size, bytes <= available);
   result.held = 12345;  // in use before every attempt: only what is above it may count
@@ -84,6 +88,18 @@ inline Attempt attempt(const Curve& need, std::int64_t size, std::int64_t availa
   result.peak = result.fitted() ? bytes : base;
   if (!result.fitted()) {
     result.requested = bytes - base;
+  }
+  if (shows == Shows::trace) {
+    const std::vector<AllocationEvent> events{
+        {.address = 1, .bytes = base, .operation = 0, .name = 1, .path = 1},
+        {.address = 2,
+         .bytes = bytes - base,
+         .operation = 1,
+         .name = 2,
+         .path = 2,
+         .refused = !result.fitted()},
+        {.address = 1, .bytes = base, .freed = true}};
+    result.trace = trace_of(events, result.fitted());
   }
   return result;
 }
@@ -104,10 +120,11 @@ struct Attempts {
 };
 
 inline Attempts until_fit(SizeSearch& search, const Curve& need, std::int64_t available,
-                          std::int64_t base = 0) {
+                          std::int64_t base = 0,
+                          Shows shows = Shows::trace) {
   Attempts run;
   while (run.outcomes.empty() || (!run.outcomes.back().fitted() && !search.finished())) {
-    run.outcomes.push_back(attempt(need, search.next(), available, base));
+    run.outcomes.push_back(attempt(need, search.next(), available, base, shows));
     search.record(run.outcomes.back());
     run.failures += run.outcomes.back().fitted() ? 0 : 1;
   }
@@ -115,10 +132,11 @@ inline Attempts until_fit(SizeSearch& search, const Curve& need, std::int64_t av
 }
 
 inline Attempts until_finished(SizeSearch& search, const Curve& need, std::int64_t available,
-                               std::int64_t base = 0) {
+                               std::int64_t base = 0,
+                               Shows shows = Shows::trace) {
   Attempts run;
   while (!search.finished() && run.outcomes.size() < 1000) {
-    run.outcomes.push_back(attempt(need, search.next(), available, base));
+    run.outcomes.push_back(attempt(need, search.next(), available, base, shows));
     search.record(run.outcomes.back());
     run.failures += run.outcomes.back().fitted() ? 0 : 1;
   }
