@@ -9,16 +9,13 @@
 namespace brim {
 namespace {
 
-/// What one attempt shows; null if nothing.
+/// What one attempt shows; null if nothing. What a failure held and asked for is less than the work
+/// needs, by as much as it had not reached: without a trace it is no request of a size.
 std::shared_ptr<const Trace> shown_by(const Attempt& attempt) {
-  if (attempt.trace) {
+  if (attempt.trace || !attempt.fitted() || !attempt.need()) {
     return attempt.trace;
   }
-  if (!attempt.need()) {
-    return nullptr;
-  }
-  return attempt.fitted() ? trace_of_peak(*attempt.need(), 0, true)
-                          : trace_of_peak(*attempt.requested, *attempt.peak, false);
+  return trace_of_peak(*attempt.need());
 }
 
 /// The sizes at which a request is known, and its bytes there.

@@ -24,7 +24,7 @@ namespace brim {
 /// one size shows takes the growth of requests of the same bytes (a gradient has those of its
 /// activation or of its parameter). The rest is not known: there the bounds part.
 ///
-/// What was not recorded, a peak or what a failure held and asked for, is a trace of one request.
+/// The peak of a fit that was not recorded is a trace of one request.
 class BRIM_API Need {
  public:
   /// Whether the block at an address that a call left is in use now. Empty: none is.

@@ -123,8 +123,10 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
   const double same = explained ? search::kSameBytes : search::kClearly;
   if (attempt.fitted() && attempt.remembered && available_ >= 0 && is_trusted() &&
       need_->recorded()) {
-    return need_->upper(static_cast<double>(attempt.size())) <= usable() ||
-           (bytes >= 0 && static_cast<double>(bytes) <= usable());
+    // It has fitted beside as much free memory as it left: no more than the margin is kept.
+    const double room = now - options_.circumstances.margin * now;
+    return need_->upper(static_cast<double>(attempt.size())) <= room ||
+           (bytes >= 0 && static_cast<double>(bytes) <= room);
   }
   if (attempt.fitted()) {
     // What it left itself is not missing: the next call replaces it. The results of parts stay.

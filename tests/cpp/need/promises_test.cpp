@@ -175,6 +175,7 @@ struct Device {
   std::function<std::int64_t(Random&, int)> bytes;
   double goal;             // share of the largest size
   bool few_items = false;  // 1.1 to 100 times the memory of one, instead of the sizes of the kind
+  Shows shows = Shows::trace;
 };
 
 /// The number of cases.
@@ -229,7 +230,8 @@ void hold_promises_in(Work work, std::int64_t upper, const Device& device, Figur
     const Attempt last = found == nullptr ? Attempt{} : *found;
     const std::int64_t available = work.available();
     const Work before = work;
-    const Call ours = call(work, options, memory, [&](const SizeSearch& search, std::int64_t now) {
+    const Call ours = call(work, options, memory, device.shows,
+                           [&](const SizeSearch& search, std::int64_t now) {
       ASSERT_LE(search.attempts(), bound_of_attempts(options));  // (e)
       EXPECT_FALSE(is_barred(memory, search.next(), now)) << "(a) " << search.next() << sizes;
     });
@@ -292,6 +294,7 @@ void hold_promises_for_all_kinds(const Device& device, const Bounds& most) {
     if (device.few_items && kind.name.starts_with("padded")) {
       continue;  // the steps are larger than the goal
     }
+    if (const char* only = std::getenv("ONLY"); only != nullptr && kind.name != only) continue;
     SCOPED_TRACE(kind.name);
     const Figures each = hold_promises(kind, device);
     figures.add(each);
@@ -328,6 +331,13 @@ TEST(Promises, HoldForAllKindsOfWork) { hold_promises_for_all_kinds(kCpu, {0, 0,
 
 TEST(Promises, HoldWithFewItems) {
   hold_promises_for_all_kinds(with_few_items(kCpu, "CPU, few items"), {0, 0, 0});
+}
+
+TEST(Promises, HoldWherePeaksAreAllThatIsKnown) {
+  Device device = kCpu;
+  device.name = "CPU, peaks";
+  device.shows = Shows::peak;
+  hold_promises_for_all_kinds(device, {0, 0, 0});
 }
 
 TEST(Promises, HoldOnCuda) { hold_promises_for_all_kinds(kCuda, {0, 0, 0}); }

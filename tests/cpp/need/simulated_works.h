@@ -327,6 +327,7 @@ struct Call {
 /// A call as the driver makes it.
 /// @param tried told of each size, with what was available, before it is tried.
 inline Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory,
+                 Shows shows = Shows::trace,
                  const std::function<void(const SizeSearch&, std::int64_t)>& tried = {}) {
   const auto in_use = [&](std::int64_t address) { return work.is_in_use(address); };
   if (!memory.empty()) {
@@ -354,8 +355,8 @@ inline Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& me
       tried(search, work.available());
     }
     std::vector<AllocationEvent> events;
-    Attempt attempt =
-        work.run(search.next(), released || detail::still_moving(known) ? &events : nullptr);
+    const bool records = shows == Shows::trace && (released || detail::still_moving(known));
+    Attempt attempt = work.run(search.next(), records ? &events : nullptr);
     if (attempt.fitted()) {
       if (!events.empty()) {
         attempt.trace = trace_of(events, true, detail::last_trace(known).get(), failed, in_use);
