@@ -38,7 +38,8 @@ struct Points {
 
 }  // namespace
 
-Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use)
+Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
+           std::optional<std::int64_t> available)
     : trace_(shown_by(newest)),
       size_(static_cast<double>(newest.size())),
       recorded_(newest.trace != nullptr) {
@@ -113,8 +114,9 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     }
     there_[i] = requests[i].adds_up ? 0.0 : left(i);
   }
-  if (!recorded_) {
-    there_.front() = std::max(static_cast<double>(newest.left), 0.0);
+  if (!recorded_ && available && newest.available) {
+    there_.front() = static_cast<double>(std::clamp<std::int64_t>(
+        *newest.available - *available, 0, std::max<std::int64_t>(newest.left, 0)));
   }
   for (std::size_t i = 0; i < trace_->older; ++i) {
     if (requests[i].from_failure) {
@@ -129,10 +131,12 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
   }
 }
 
-std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse& in_use) {
+std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse& in_use,
+                                  std::optional<std::int64_t> available) {
   for (const Attempt& attempt : std::views::reverse(attempts)) {
     if (attempt.fitted()) {
-      return attempt.need() ? std::optional(Need(attempt, attempts, in_use)) : std::nullopt;
+      return attempt.need() ? std::optional(Need(attempt, attempts, in_use, available))
+                            : std::nullopt;
     }
   }
   return std::nullopt;

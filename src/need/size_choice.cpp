@@ -141,7 +141,8 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   std::int64_t choice = 0;
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
-    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), 1);
+    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)),
+                              need->recorded() ? 1 : search::kSquare);
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);

@@ -149,7 +149,8 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
 
 void SizeSearch::update_bounds() {
   const auto grid = detail::lattice(options_);
-  auto need = Need::of_fits(known_, options_.circumstances.in_use);
+  auto need = Need::of_fits(known_, options_.circumstances.in_use,
+                            available_ < 0 ? std::nullopt : std::optional(available_));
   need_ = need ? std::make_shared<const Need>(*std::move(need)) : nullptr;
   best_ = 0;
   failure_ = 0;
