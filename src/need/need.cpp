@@ -18,6 +18,14 @@ std::shared_ptr<const Trace> shown_by(const Attempt& attempt) {
   return trace_of_peak(*attempt.need());
 }
 
+/// What a peak of another size lacks or has more beside that of the newest, for all that is known:
+/// what one call left (gradients, a state) may be what the next one freed, or found.
+std::int64_t level(const Attempt& other, const Attempt& newest) {
+  const std::int64_t more = other.held - newest.held;
+  return other.size() < newest.size() ? std::clamp<std::int64_t>(more, -*other.need(), 0)
+                                      : std::max<std::int64_t>(more, 0);
+}
+
 /// The sizes at which a request is known, and its bytes there.
 struct Points {
   double least_size, least_bytes;
@@ -62,9 +70,10 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
       if (same[i] != Trace::kNone) {
         // Peaks are sums, of which only a near one bounds the growth. Of a request, sizes that are
         // far apart show it best: near ones may be padded to the same.
+        const std::int64_t bytes = other->requests[static_cast<std::size_t>(same[i])].bytes;
         points[i].add(static_cast<double>(attempt.size()),
-                      static_cast<double>(other->requests[static_cast<std::size_t>(same[i])].bytes),
-                      size_, !recorded_);
+                      static_cast<double>(bytes + (recorded_ ? 0 : level(attempt, newest))), size_,
+                      !recorded_);
       }
     }
   }
