@@ -67,8 +67,7 @@ TEST(Matched, PairsAsManyOperatorsAsALongestCommonSubsequence) {
         to.push_back(name);
       }
     }
-    const auto same =
-        matched(trace_of_operators(of_names(from)), trace_of_operators(of_names(to)));
+    const auto same = matched(trace_of_operators(of_names(from)), trace_of_operators(of_names(to)));
     ASSERT_EQ(same.size(), from.size());
     std::int32_t last = -1;
     std::size_t pairs = 0;

@@ -120,8 +120,7 @@ struct Attempts {
 };
 
 inline Attempts until_fit(SizeSearch& search, const Curve& need, std::int64_t available,
-                          std::int64_t base = 0,
-                          Shows shows = Shows::trace) {
+                          std::int64_t base = 0, Shows shows = Shows::trace) {
   Attempts run;
   while (run.outcomes.empty() || (!run.outcomes.back().fitted() && !search.finished())) {
     run.outcomes.push_back(attempt(need, search.next(), available, base, shows));
@@ -132,8 +131,7 @@ inline Attempts until_fit(SizeSearch& search, const Curve& need, std::int64_t av
 }
 
 inline Attempts until_finished(SizeSearch& search, const Curve& need, std::int64_t available,
-                               std::int64_t base = 0,
-                               Shows shows = Shows::trace) {
+                               std::int64_t base = 0, Shows shows = Shows::trace) {
   Attempts run;
   while (!search.finished() && run.outcomes.size() < 1000) {
     run.outcomes.push_back(attempt(need, search.next(), available, base, shows));

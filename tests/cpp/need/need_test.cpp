@@ -181,8 +181,8 @@ TEST(Need, AFailureIsASecondSizeForWhatItReached) {
   for (int i = 0; i < 1000; ++i) {
     // Each request has its own bytes, so none is taken for another.
     std::int64_t next = 0;
-    const Requests program = random_requests(
-        random, [&](Random&) { return in_proportion(100'000 + 17 * ++next); });
+    const Requests program =
+        random_requests(random, [&](Random&) { return in_proportion(100'000 + 17 * ++next); });
     const std::int64_t size = random.integer(100, 200);
     const std::int64_t available =
         program.need(size) + random.integer(0, program.need(2 * size) - program.need(size) - 1);
@@ -192,7 +192,8 @@ TEST(Need, AFailureIsASecondSizeForWhatItReached) {
     double reached = 0;
     for (std::size_t r = 0; r < program.bytes.size(); ++r) {
       all += static_cast<double>(program.bytes[r](size));
-      reached += r < failed.trace->requests.size() ? static_cast<double>(program.bytes[r](size)) : 0;
+      reached +=
+          r < failed.trace->requests.size() ? static_cast<double>(program.bytes[r](size)) : 0;
     }
     ASSERT_NEAR(need.known(), reached / all, 1e-9);
     const auto exact = static_cast<double>(program.need(3 * size));
@@ -219,8 +220,9 @@ TEST(Need, UnknownGrowthIsBetweenItsBounds) {
 
 TEST(Need, WhatOneSizeShowsGrowsAsWhatHasTheSameBytes) {
   // The failure has reached the activation, not its gradient.
-  const Requests program{.bytes = {in_proportion(1000), constant_bytes(30'000), in_proportion(1000)},
-                         .events = {{0, false}, {1, false}, {2, false}}};
+  const Requests program{
+      .bytes = {in_proportion(1000), constant_bytes(30'000), in_proportion(1000)},
+      .events = {{0, false}, {1, false}, {2, false}}};
   const Need need = need_of({program.failure(20, 35'000), program.fit(10)});
   EXPECT_LT(need.known(), 1);
   EXPECT_EQ(need.upper(30), 90'000);

@@ -65,8 +65,8 @@ void probe_harder_need(const HarderNeed& kind, Shows shows) {
     const auto upper = static_cast<std::int64_t>(scale * random.real(0.5, 50));
     const std::int64_t most = largest_fit(need, bytes, upper);
     SizeSearch search({.start = Start::probe, .upper = upper});
-    const Attempts run = until_finished(search, need, bytes,
-                                        static_cast<std::int64_t>(available * constant), shows);
+    const Attempts run =
+        until_finished(search, need, bytes, static_cast<std::int64_t>(available * constant), shows);
     ASSERT_LE(run.failures, 3);
     ASSERT_LE(run.outcomes.size(), 20U);
     clean += run.failures == 0 ? 1 : 0;

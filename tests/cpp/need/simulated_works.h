@@ -213,7 +213,8 @@ class Work {
       } else if ((!kept_[i] || step.life == Life::assigned || step.life == Life::piles) &&
                  size > step.above * unit_) {
         const std::int64_t bytes = bytes_of(step, size);
-        auto made = bytes <= AllocatorModel::kLargestRequest ? device_.allocate(bytes) : std::nullopt;
+        auto made =
+            bytes <= AllocatorModel::kLargestRequest ? device_.allocate(bytes) : std::nullopt;
         if (made) {
           note(*made, false, events);
           std::swap(kept_[i], made);

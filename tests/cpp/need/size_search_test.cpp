@@ -56,9 +56,12 @@ TEST(SizeSearch, WrongOptionIsAnErrorThatNamesIt) {
   EXPECT_EQ(message({.upper = 4, .lower = 0}), "lower=0 is not allowed; it must be at least 1");
   EXPECT_EQ(message({.upper = 4, .lower = 5}), "upper=4 is not allowed; it must be at least lower");
   EXPECT_EQ(message({.upper = 4, .quantum = 0}), "quantum=0 is not allowed; it must be at least 1");
-  EXPECT_NE(message({.upper = 4, .circumstances = {.margin = -0.1}}).find("margin=-0.1"), std::string::npos);
-  EXPECT_NE(message({.upper = 4, .circumstances = {.margin = std::nan("")}}).find("margin="), std::string::npos);
-  EXPECT_EQ(message({.upper = 4, .lower = 4, .quantum = 9, .circumstances = {.margin = 0.5}}), "no error");
+  EXPECT_NE(message({.upper = 4, .circumstances = {.margin = -0.1}}).find("margin=-0.1"),
+            std::string::npos);
+  EXPECT_NE(message({.upper = 4, .circumstances = {.margin = std::nan("")}}).find("margin="),
+            std::string::npos);
+  EXPECT_EQ(message({.upper = 4, .lower = 4, .quantum = 9, .circumstances = {.margin = 0.5}}),
+            "no error");
 }
 
 TEST(SizeSearch, OutcomeWithoutASizeIsAnError) {
@@ -376,10 +379,10 @@ TEST(SizeSearch, NeverTriesASingleItemToLearnFrom) {
   static constexpr std::int64_t kAvailable = 5120 * kMiB;
   const Curve need = [](std::int64_t size) { return size * 1920 * kMiB; };
   const auto next_after_two = [&](const Attempt& two, bool packs) {
-    SizeSearch search({.upper = 4,
-                       .circumstances = {.available = kAvailable, .packs = packs, .allocator = [] {
-                                           return AllocatorModel({.capacity = kAvailable});
-                                         }}});
+    SizeSearch search(
+        {.upper = 4, .circumstances = {.available = kAvailable, .packs = packs, .allocator = [] {
+                                         return AllocatorModel({.capacity = kAvailable});
+                                       }}});
     search.remember(std::vector{attempt(need, 4, kAvailable), two});
     return search.next();
   };

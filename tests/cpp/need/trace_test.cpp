@@ -27,7 +27,8 @@ class Log {
     return add({.bytes = bytes, .refused = true}, operation);
   }
   [[nodiscard]] Shared failed() const { return trace_of(events_, false); }
-  [[nodiscard]] Shared fitted(const Shared& before = nullptr, const std::vector<Shared>& failed = {},
+  [[nodiscard]] Shared fitted(const Shared& before = nullptr,
+                              const std::vector<Shared>& failed = {},
                               const std::set<std::int64_t>& in_use = {}) const {
     return trace_of(events_, true, before.get(), failed,
                     [&](std::int64_t address) { return in_use.contains(address); });
@@ -134,13 +135,9 @@ TEST(Trace, WhatAFailedAttemptFreedIsFreedAtTheSamePlaceByTheNextCall) {
   // zero_grad() after the first operator: the failed attempt has done it, this call found nothing.
   const auto before = Log().make(1, 500, 3).fitted();
   const auto failed = Log().make(2, 80, 0).free(1, 500).refuse(900, 1).free(2, 80).failed();
-  const auto trace = Log()
-                         .make(3, 40, 0)
-                         .make(4, 450, 1)
-                         .free(4, 450)
-                         .make(5, 500, 3)
-                         .free(3, 40)
-                         .fitted(before, {failed}, {5});
+  const auto trace =
+      Log().make(3, 40, 0).make(4, 450, 1).free(4, 450).make(5, 500, 3).free(3, 40).fitted(
+          before, {failed}, {5});
   ASSERT_EQ(trace->older, 1U);
   EXPECT_EQ(trace->requests[0].bytes, 500);
   EXPECT_EQ(trace->requests[0].successor, 3);
