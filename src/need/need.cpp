@@ -9,16 +9,21 @@
 namespace brim {
 namespace {
 
-/// What one attempt shows; null if nothing.
+/// What one attempt shows; null if nothing. What a failure held and asked for is less than the work
+/// needs, by as much as it had not reached: without a trace it is no request of a size.
 std::shared_ptr<const Trace> shown_by(const Attempt& attempt) {
-  if (attempt.trace) {
+  if (attempt.trace || !attempt.fitted() || !attempt.need()) {
     return attempt.trace;
   }
-  if (!attempt.need()) {
-    return nullptr;
-  }
-  return attempt.fitted() ? trace_of_peak(*attempt.need(), 0, true)
-                          : trace_of_peak(*attempt.requested, *attempt.peak, false);
+  return trace_of_peak(*attempt.need());
+}
+
+/// What a peak of another size lacks or has more beside that of the newest, for all that is known:
+/// what one call left (gradients, a state) may be what the next one freed, or found.
+std::int64_t level(const Attempt& other, const Attempt& newest) {
+  const std::int64_t more = other.held - newest.held;
+  return other.size() < newest.size() ? std::clamp<std::int64_t>(more, -*other.need(), 0)
+                                      : std::max<std::int64_t>(more, 0);
 }
 
 /// The sizes at which a request is known, and its bytes there.
@@ -26,8 +31,9 @@ struct Points {
   double least_size, least_bytes;
   double most_size, most_bytes;
 
-  void add(double size, double bytes) {
-    if (size < least_size) {
+  /// @param near whether the nearest smaller size counts, and not the least.
+  void add(double size, double bytes, double at_size, bool near) {
+    if (near && size < at_size ? least_size == at_size || size > least_size : size < least_size) {
       least_size = size;
       least_bytes = bytes;
     }
@@ -40,7 +46,8 @@ struct Points {
 
 }  // namespace
 
-Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use)
+Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
+           std::optional<std::int64_t> available)
     : trace_(shown_by(newest)),
       size_(static_cast<double>(newest.size())),
       recorded_(newest.trace != nullptr) {
@@ -61,8 +68,12 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     const auto same = matched(*trace_, *other);
     for (std::size_t i = trace_->older; i < requests.size(); ++i) {
       if (same[i] != Trace::kNone) {
+        // Peaks are sums, of which only a near one bounds the growth. Of a request, sizes that are
+        // far apart show it best: near ones may be padded to the same.
+        const std::int64_t bytes = other->requests[static_cast<std::size_t>(same[i])].bytes;
         points[i].add(static_cast<double>(attempt.size()),
-                      static_cast<double>(other->requests[static_cast<std::size_t>(same[i])].bytes));
+                      static_cast<double>(bytes + (recorded_ ? 0 : level(attempt, newest))), size_,
+                      !recorded_);
       }
     }
   }
@@ -112,8 +123,9 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     }
     there_[i] = requests[i].adds_up ? 0.0 : left(i);
   }
-  if (!recorded_) {
-    there_.front() = std::max(static_cast<double>(newest.left), 0.0);
+  if (!recorded_ && available && newest.available) {
+    there_.front() = static_cast<double>(std::clamp<std::int64_t>(
+        *newest.available - *available, 0, std::max<std::int64_t>(newest.left, 0)));
   }
   for (std::size_t i = 0; i < trace_->older; ++i) {
     if (requests[i].from_failure) {
@@ -128,16 +140,21 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
   }
 }
 
-std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse& in_use) {
+std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse& in_use,
+                                  std::optional<std::int64_t> available) {
   for (const Attempt& attempt : std::views::reverse(attempts)) {
     if (attempt.fitted()) {
-      return attempt.need() ? std::optional(Need(attempt, attempts, in_use)) : std::nullopt;
+      return attempt.need() ? std::optional(Need(attempt, attempts, in_use, available))
+                            : std::nullopt;
     }
   }
   return std::nullopt;
 }
 
 std::int64_t Need::bytes_at(std::size_t request, double size, double power) const {
+  if (growth_[request] && !recorded_ && size > size_ && power > 1) {
+    return growth_[request]->up.most_at(size, power);
+  }
   return growth_[request]
              ? (size > size_ ? growth_[request]->up : growth_[request]->down).at(size)
              : detail::whole_bytes(static_cast<double>(trace_->requests[request].bytes) *

@@ -24,7 +24,7 @@ namespace brim {
 /// one size shows takes the growth of requests of the same bytes (a gradient has those of its
 /// activation or of its parameter). The rest is not known: there the bounds part.
 ///
-/// What was not recorded, a peak or what a failure held and asked for, is a trace of one request.
+/// The peak of a fit that was not recorded is a trace of one request.
 class BRIM_API Need {
  public:
   /// Whether the block at an address that a call left is in use now. Empty: none is.
@@ -32,8 +32,11 @@ class BRIM_API Need {
 
   /// Of the newest fit, with what all other attempts show; empty if nothing has fitted, or if it is
   /// not known what that needed. Attempts are in the order of time.
+  /// @param available to the next call. How much less that is than the newest fit had shows what is
+  ///     still there of what it left, where that was not recorded.
   [[nodiscard]] static std::optional<Need> of_fits(std::span<const Attempt> attempts,
-                                                   const InUse& in_use);
+                                                   const InUse& in_use,
+                                                   std::optional<std::int64_t> available = {});
 
   /// Of the newest trace.
   [[nodiscard]] double size() const { return size_; }
@@ -54,7 +57,8 @@ class BRIM_API Need {
  private:
   class Device;
 
-  Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use);
+  Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
+       std::optional<std::int64_t> available);
   [[nodiscard]] double most_held(double size, double power) const;
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
 

@@ -19,7 +19,7 @@ inline std::int64_t whole_bytes(double bytes) noexcept {
 class RequestGrowth {
  public:
   RequestGrowth(double here, double at_size, double there, double other_size) noexcept
-      : here_(here), at_size_(at_size) {
+      : here_(here), at_size_(at_size), there_(there), other_size_(other_size) {
     // Sizes are whole numbers: a little more than in proportion is rounding.
     constexpr double kStraight = 1.02;
     constexpr double kMostPower = 3;
@@ -35,10 +35,19 @@ class RequestGrowth {
   }
 
   [[nodiscard]] std::int64_t at(double size) const noexcept {
+    if (power_ > 0) {
+      return whole_bytes(here_ * std::pow(size / at_size_, power_));
+    }
     const double near = std::min(size, trusted_);
-    const double bytes = power_ > 0 ? here_ * std::pow(near / at_size_, power_)
-                                    : here_ + slope_ * (near - at_size_);
-    return whole_bytes(bytes * size / near);
+    return whole_bytes((here_ + slope_ * (near - at_size_)) * (size / near));
+  }
+
+  /// Of several requests together, none of which grows faster than with `power`: at most so much
+  /// at a larger size than both.
+  [[nodiscard]] std::int64_t most_at(double size, double power) const noexcept {
+    const double step = std::pow(at_size_, power) - std::pow(other_size_, power);
+    const double times = (std::pow(size, power) - std::pow(at_size_, power)) / step;
+    return step > 0 ? std::max(at(size), whole_bytes(here_ + (here_ - there_) * times)) : at(size);
   }
 
  private:
@@ -48,6 +57,8 @@ class RequestGrowth {
 
   double here_;
   double at_size_;
+  double there_;
+  double other_size_;
   double slope_ = 0;
   double power_ = 0;  // 0: a line
   double trusted_ = 0;

@@ -154,14 +154,16 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
         need->lower(static_cast<double>(above)) <= usable()) {
       return clamp(static_cast<double>(above), options_.lower, high);
     }
-    if (need->recorded() && choice > best_) {
+    if (choice > best_) {
       const std::int64_t next = clamp(static_cast<double>(choice), options_.lower, high);
       expected_need_ = detail::whole_bytes(need->upper(static_cast<double>(next)));
       return next;
     }
   }
-  // A size that fitted is left only where it no longer fits.
-  choice = std::max(choice, best_);
+  // A size that fitted is left only where it no longer fits. A larger one that fitted before it is
+  // gone back to where that is expected: what the calls leave may have changed.
+  const bool expects = is_trusted() && need->recorded();
+  choice = std::max(choice, expects ? std::min(best_, size) : best_);
   return choice == 0 ? std::min(half() > 0 && failure_ != 0 ? half() : size, high)
                      : clamp(static_cast<double>(choice), options_.lower, high);
 }

@@ -123,12 +123,15 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
   const double same = explained ? search::kSameBytes : search::kClearly;
   if (attempt.fitted() && attempt.remembered && available_ >= 0 && is_trusted() &&
       need_->recorded()) {
-    return need_->upper(static_cast<double>(attempt.size())) <= usable() ||
-           (bytes >= 0 && static_cast<double>(bytes) <= usable());
+    // It has fitted beside as much free memory as it left: no more than the margin is kept.
+    const double room = now - options_.circumstances.margin * now;
+    return need_->upper(static_cast<double>(attempt.size())) <= room ||
+           (bytes >= 0 && static_cast<double>(bytes) <= room);
   }
   if (attempt.fitted()) {
-    // What it left itself is not missing: the next call replaces it.
-    const double with_left = now + std::max(static_cast<double>(attempt.left), 0.0);
+    // What it left itself is not missing: the next call replaces it. The results of parts stay.
+    const bool replaces = options_.start != Start::probe;
+    const double with_left = now + (replaces ? std::max(static_cast<double>(attempt.left), 0.0) : 0.0);
     const bool holds = comparable ? with_left * same >= then : bytes < 0;
     return holds ||
            (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
@@ -146,7 +149,8 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
 
 void SizeSearch::update_bounds() {
   const auto grid = detail::lattice(options_);
-  auto need = Need::of_fits(known_, options_.circumstances.in_use);
+  auto need = Need::of_fits(known_, options_.circumstances.in_use,
+                            available_ < 0 ? std::nullopt : std::optional(available_));
   need_ = need ? std::make_shared<const Need>(*std::move(need)) : nullptr;
   best_ = 0;
   failure_ = 0;

@@ -256,13 +256,10 @@ std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t sta
   return result;
 }
 
-std::shared_ptr<const Trace> trace_of_peak(std::int64_t bytes, std::int64_t held, bool complete) {
+std::shared_ptr<const Trace> trace_of_peak(std::int64_t bytes) {
   auto trace = std::make_shared<Trace>();
-  trace->complete = complete;
-  for (const std::int64_t each : {held, bytes}) {
-    trace->events.push_back(static_cast<std::int32_t>(trace->requests.size()));
-    trace->requests.push_back({.bytes = each, .operation = 0, .freed = true});
-  }
+  trace->requests.push_back({.bytes = bytes, .operation = 0, .freed = true});
+  trace->events.push_back(0);
   return trace;
 }
 

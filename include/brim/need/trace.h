@@ -65,10 +65,8 @@ class BRIM_API Trace {
 [[nodiscard]] BRIM_API std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace,
                                                              std::int64_t start);
 
-/// Of one request of so many bytes, beside `held` bytes that were there before it: all that is
-/// known of a call whose requests were not recorded.
-[[nodiscard]] std::shared_ptr<const Trace> trace_of_peak(std::int64_t bytes, std::int64_t held,
-                                                         bool complete);
+/// Of one request of so many bytes: all that is known of a call whose requests were not recorded.
+[[nodiscard]] std::shared_ptr<const Trace> trace_of_peak(std::int64_t bytes);
 
 /// By request of `from`: the same one of `to`, kNone where it has none. They are matched operator by
 /// operator, so that a workspace that only one of them has stays inside its operator.
