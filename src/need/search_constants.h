@@ -32,6 +32,11 @@ constexpr double kLargestSegmentShare = 1.0 / 16;
 constexpr double kWorthMoving = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
+// A failure whose last request is this share of its need failed because of one tensor. Two such
+// failures whose requests grew this much in proportion show the need itself.
+constexpr double kDominates = 0.5;
+constexpr double kProportional = 0.98;
+
 // The first part of a range is this share of its upper bound, and until the growth is known each
 // next one is at most so much larger.
 constexpr double kProbeShare = 64;

@@ -11,6 +11,7 @@
 
 #include "bisect.h"
 #include "need/need.h"
+#include "need/request_growth.h"
 #include "need/search_constants.h"
 #include "need/size_lattice.h"
 
@@ -185,8 +186,44 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
   return size > 0 ? size : high;
 }
 
-/// The next size that halving would try, without those that cannot fit: so it fails no more often
-/// than halving, and ends no lower.
+/// The size that fits if one tensor makes up the need, which then grows between two failures as it
+/// did before; 0 if they do not look like that.
+std::int64_t SizeSearch::size_of_one_tensor() const {
+  std::vector<const Attempt*> failures;
+  for (const Attempt& attempt : known_) {
+    const bool is_one = !attempt.fitted() && attempt.need() && attempt.left == 0 &&
+                        static_cast<double>(*attempt.requested) >=
+                            search::kDominates * static_cast<double>(*attempt.need());
+    if (is_one && !attempt.remembered) {
+      failures.push_back(&attempt);
+    }
+  }
+  std::ranges::sort(failures, {}, [](const Attempt* attempt) { return attempt->size(); });
+  if (failures.size() < 2 || failures.front()->size() != failure_) {
+    return 0;
+  }
+  const Attempt& last = *failures[0];
+  const Attempt& before = *failures[1];
+  const auto grows = [&](const std::optional<std::int64_t>& bytes, const std::optional<std::int64_t>& then) {
+    return detail::RequestGrowth(static_cast<double>(*bytes), static_cast<double>(last.size()),
+                                 static_cast<double>(*then), static_cast<double>(before.size()));
+  };
+  const auto held = grows(last.peak, before.peak);
+  const auto asked = grows(last.requested, before.requested);
+  // Equal tensors that fail one after the other do not grow in proportion.
+  if (static_cast<double>(asked.at(2.0 * static_cast<double>(last.size()))) <
+      2.0 * search::kProportional * static_cast<double>(*last.requested)) {
+    return 0;
+  }
+  return detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
+    const auto at = static_cast<double>(size);
+    return static_cast<double>(held.at(at) + asked.at(at)) <= usable();
+  });
+}
+
+/// The next size that halving would try, without those that cannot fit. In between it tries what it
+/// calculates, as long as it has failed no more often than halving would have until there: so it
+/// fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
   const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
@@ -197,11 +234,15 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     const auto need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
     largest *= std::min(std::cbrt(usable() / std::max(need, 1.0)), 1.0);
   }
+  const std::int64_t guess = available_ >= 0 ? size_of_one_tensor() : 0;
+  std::int64_t above_guess = 0;  // sizes that halving tries
   std::int64_t half = options_.upper;
   while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {
+    above_guess += half > guess ? 1 : 0;
     half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
   }
-  return clamp(static_cast<double>(half), options_.lower, high);
+  const bool affordable = guess > half && failures_ <= above_guess;
+  return clamp(static_cast<double>(affordable ? guess : half), options_.lower, high);
 }
 
 std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {

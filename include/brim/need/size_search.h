@@ -126,6 +126,7 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
+  [[nodiscard]] std::int64_t size_of_one_tensor() const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t probe_choice(std::int64_t high) const;

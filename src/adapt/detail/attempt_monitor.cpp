@@ -142,7 +142,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                   .requested = cause.requested,
                   .device = device,
                   .repeats = needed_release_.has_value()};
-  if (!events.empty()) {
+  if (!events.empty() && !only_observed_) {
     attempt.trace = trace_of(events, false);
     failed_.push_back(attempt.trace);
   }
@@ -190,7 +190,6 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   Attempt told = attempt;
   if (only_observed_) {
     told.peak = attempt.peak ? attempt.peak : observed_peak;
-    attempt.trace.reset();
   }
   publish(told);
   if (needed_release_) {
