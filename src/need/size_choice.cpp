@@ -142,7 +142,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
     choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)),
-                              need->recorded() ? 1 : search::kSquare);
+                              need->recorded() || need->known() == 0 ? 1 : search::kSquare);
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);
