@@ -232,7 +232,8 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   if (available_ >= 0 && failed != known_.rend() && failed->need()) {
     // What it left, the next attempt need not make. Nothing grows faster than with the cube.
     const auto need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
-    largest *= std::min(std::cbrt(usable() / std::max(need, 1.0)), 1.0);
+    // All that is available counts: halving would try a size that just fits.
+    largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
   const std::int64_t guess = available_ >= 0 ? size_of_one_tensor() : 0;
   std::int64_t above_guess = 0;  // sizes that halving tries

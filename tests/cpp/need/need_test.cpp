@@ -227,15 +227,77 @@ TEST(Need, WhatOneSizeShowsGrowsAsWhatHasTheSameBytes) {
   EXPECT_EQ(need.upper(30), 90'000);
 }
 
-TEST(Need, APeakIsATraceToo) {
-  const auto fit = [](std::int64_t size, std::int64_t bytes) {
-    return Attempt{.values = {size}, .peak = bytes};
+TEST(Need, ASquareGrowsOnFarBeyondTwoNearSizes) {
+  const Requests program{.bytes = {[](std::int64_t size) { return 3 * size * size; }},
+                         .events = {{0, false}, {0, true}}};
+  EXPECT_NEAR(need_of({program.fit(365), program.fit(779)}).upper(10'370), 3e0 * 10'370 * 10'370,
+              10);
+}
+
+/// One of which only the bytes are known.
+Attempt peak_of(std::int64_t size, std::int64_t bytes) { return {.values = {size}, .peak = bytes}; }
+
+TEST(Need, PeaksBoundASumOfWhatGrowsWithASquareAtMost) {
+  Random random(6);
+  for (int i = 0; i < 1000; ++i) {
+    const Requests program = random_requests(random, constant_linear_or_square);
+    const auto sum = [&](std::int64_t size) {
+      std::int64_t all = 0;
+      for (const Curve& each : program.bytes) {
+        all += each(size);
+      }
+      return all;
+    };
+    std::vector<Attempt> known;
+    std::int64_t size = 0;
+    for (int fits = 0; fits < 3; ++fits) {
+      size += random.integer(1, 200);
+      known.push_back(peak_of(size, sum(size)));
+    }
+    const std::int64_t other = size + random.integer(0, 1000);
+    ASSERT_GE(need_of(known).upper(static_cast<double>(other), 2) * (1 + 1e-9) + 1,
+              static_cast<double>(sum(other)));
+  }
+}
+
+TEST(Need, WhatAnUnrecordedFailureHeldIsNotWhatItsSizeNeeds) {
+  const Attempt failed{
+      .values = {20}, .outcome = OomKind::device_memory, .peak = 100, .requested = 1000};
+  const Need need = need_of({failed, peak_of(10, 1000)});
+  EXPECT_EQ(need.known(), 0);
+  EXPECT_EQ(need.upper(15), 1500);
+}
+
+TEST(Need, WhatAnUnrecordedCallLeftCountsAsFarAsItIsStillThere) {
+  Attempt attempt = peak_of(10, 1000);
+  attempt.left = 300;
+  attempt.available = 5000;
+  const auto upper = [&](std::optional<std::int64_t> available) {
+    const std::vector<Attempt> known{attempt};
+    return Need::of_fits(known, {}, available)->upper(10);
   };
-  const Need one = need_of({fit(10, 1000)});
+  EXPECT_EQ(upper(5000), 1000) << "the caller has dropped the result";
+  EXPECT_EQ(upper(4700), 700) << "gradients, which the next call replaces";
+  EXPECT_EQ(upper(4000), 700) << "the rest is not the call's";
+  EXPECT_EQ(upper({}), 1000);
+}
+
+TEST(Need, PeaksOfCallsThatFoundOtherBytesAreComparedOnTheSafeSide) {
+  // The first call left 400, which the second freed first: its peak is lower by that.
+  const Attempt first = peak_of(10, 1400);
+  Attempt second = peak_of(20, 1600);
+  second.held = 400;
+  EXPECT_EQ(need_of({first, second}).upper(30), 2200);
+  second.held = -400;  // others have freed memory: that says nothing of the call
+  EXPECT_EQ(need_of({first, second}).upper(30), 1800);
+}
+
+TEST(Need, APeakIsATraceToo) {
+  const Need one = need_of({peak_of(10, 1000)});
   EXPECT_FALSE(one.recorded());
   EXPECT_EQ(one.upper(20), 2000);
   EXPECT_EQ(one.lower(20), 1000);
-  const Need two = need_of({fit(10, 1000), fit(20, 1500)});
+  const Need two = need_of({peak_of(10, 1000), peak_of(20, 1500)});
   EXPECT_EQ(two.upper(30), 2000);
   const std::vector<Attempt> unknown{{.values = {10}}};
   EXPECT_FALSE(Need::of_fits(unknown, {}));

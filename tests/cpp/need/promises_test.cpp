@@ -197,13 +197,15 @@ struct Figures {
 
 /// Whether `size` cannot fit for all that is known: it is as large as a failure with no less
 /// memory, which no fit has contradicted since.
-bool is_barred(const std::vector<Attempt>& known, std::int64_t size, std::int64_t available) {
+/// @param tolerance how much more there may be now.
+bool is_barred(const std::vector<Attempt>& known, std::int64_t size, std::int64_t available,
+               double tolerance = 1) {
   for (std::size_t i = 0; i < known.size(); ++i) {
     const Attempt& failure = known[i];
     // Something else held memory for a moment: the bytes do not explain it.
     const bool doubtful = 2 * failure.need().value_or(0) < failure.available.value_or(0);
     if (!failure.fitted() && !doubtful && failure.size() <= size &&
-        available <= *failure.available &&
+        static_cast<double>(available) <= tolerance * static_cast<double>(*failure.available) &&
         std::none_of(known.begin() + static_cast<std::ptrdiff_t>(i), known.end(),
                      [&](const Attempt& newer) {
                        return newer.fitted() && newer.size() >= failure.size();
@@ -219,6 +221,7 @@ void hold_promises_in(Work work, std::int64_t upper, const Device& device, Figur
   const SizeSearchOptions options{.upper = upper};
   std::vector<Attempt> memory;
   std::string sizes;  // for messages
+  int later_failures = 0;
   bool fails_late = false;
   bool left_early = false;
   bool near = false;
@@ -229,7 +232,8 @@ void hold_promises_in(Work work, std::int64_t upper, const Device& device, Figur
     const Attempt* found = detail::last_fit(memory);
     const Attempt last = found == nullptr ? Attempt{} : *found;
     const std::int64_t available = work.available();
-    const bool barred = is_barred(memory, last.values.empty() ? 0 : last.size(), available);
+    // A failure that had all the bytes, but not in one piece, counts until there is clearly more.
+    const bool barred = is_barred(memory, last.values.empty() ? 0 : last.size(), available, 1.1);
     const Work before = work;
     const Call ours =
         call(work, options, memory, device.shows, [&](const SizeSearch& search, std::int64_t now) {
@@ -246,10 +250,14 @@ void hold_promises_in(Work work, std::int64_t upper, const Device& device, Figur
       left_early |= Work(before).run(last.size()).fitted();
     }
     fails_late |= c >= 2 && ours.failures > 0;
+    later_failures += c >= 1 ? ours.failures : 0;
     const std::int64_t largest = std::min(work.largest(), upper);
     near = share(ours.size + (device.few_items ? 1 : 0), largest) >= device.goal;
     figures.at_second += c == 1 && near ? 1 : 0;
   }
+  // The need is wrong twice, and each time the size that is gone back to may fail as well, as may
+  // one that fitted when less had been left.
+  EXPECT_LE(later_failures, 6) << "upper " << upper << sizes;
   ++figures.all;
   figures.fail_late += fails_late ? 1 : 0;
   figures.left_early += left_early ? 1 : 0;
@@ -333,7 +341,7 @@ TEST(Promises, HoldWherePeaksAreAllThatIsKnown) {
   Device device = kCpu;
   device.name = "CPU, peaks";
   device.shows = Shows::peak;
-  hold_promises_for_all_kinds(device, {9, 7, 1});
+  hold_promises_for_all_kinds(device, {10, 7, 1});
 }
 
 TEST(Promises, HoldOnCuda) { hold_promises_for_all_kinds(kCuda, {4, 10, 3}); }

@@ -374,28 +374,6 @@ TEST(SizeSearch, FailureDespiteRoomStillShrinks) {
   EXPECT_GE(*search.best(), 781);  // halving's size
 }
 
-// Batch normalization raises an error for one item.
-TEST(SizeSearch, NeverTriesASingleItemToLearnFrom) {
-  static constexpr std::int64_t kAvailable = 5120 * kMiB;
-  const Curve need = [](std::int64_t size) { return size * 1920 * kMiB; };
-  const auto next_after_two = [&](const Attempt& two, bool packs) {
-    SizeSearch search(
-        {.upper = 4, .circumstances = {.available = kAvailable, .packs = packs, .allocator = [] {
-                                         return AllocatorModel({.capacity = kAvailable});
-                                       }}});
-    search.remember(std::vector{attempt(need, 4, kAvailable), two});
-    return search.next();
-  };
-  Attempt two = attempt(need, 2, kAvailable, 0, Shows::peak);
-  EXPECT_GE(next_after_two(two, true), 2);
-  EXPECT_GE(next_after_two(two, false), 2);
-  const std::vector<AllocationEvent> events{{.address = 1, .bytes = need(2)},
-                                            {.address = 1, .freed = true}};
-  two.trace = trace_of(events);
-  EXPECT_GE(next_after_two(two, true), 2);
-  EXPECT_GE(next_after_two(two, false), 2) << "replayed";
-}
-
 // ---------------------------------------------------------------- remembered facts
 
 const Curve kRemembered = [](std::int64_t s) {
@@ -403,8 +381,8 @@ const Curve kRemembered = [](std::int64_t s) {
 };  // 900 fit in 1000 MiB
 
 SizeSearch with_memory(std::int64_t upper, std::int64_t then, std::int64_t now,
-                       const std::vector<std::int64_t>& sizes, Start start = Start::at_upper) {
-  SizeSearch search({.start = start, .upper = upper, .circumstances = {.available = now}});
+                       const std::vector<std::int64_t>& sizes) {
+  SizeSearch search({.upper = upper, .circumstances = {.available = now}});
   for (const std::int64_t size : sizes) {
     search.remember(attempt(kRemembered, size, then, 100 * kMiB));
   }
@@ -415,13 +393,6 @@ TEST(SizeSearch, RememberedFitsStartAtThePredictedMaximum) {
   const SizeSearch search =
       with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100'000, 800, 850, 880});
   EXPECT_GE(search.next(), 885);
-  EXPECT_LE(search.next(), 900);
-}
-
-TEST(SizeSearch, RememberedFitsOfAProbeStartThereToo) {
-  const SizeSearch search =
-      with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100, 300, 880}, Start::probe);
-  EXPECT_GE(search.next(), 880);
   EXPECT_LE(search.next(), 900);
 }
 
