@@ -230,12 +230,38 @@ class Call {
     return *options_;
   }
 
-  /// The size to start from, at most this one.
+  /// The size to start from, at most this one. Where sizes are remembered, what was traced is one
+  /// more observation among them, for later calls: what calls take corrects it.
   std::int64_t foreseen(std::int64_t size) {
     const std::uint64_t key = call_keys(config_, arguments_, std::nullopt, true).key;
     const auto [positional, named] = as_python(arguments_);
-    return invoke(config_.foresee, key, size, py::handle(function_), positional, named)
-        .cast<std::int64_t>();
+    const py::object found =
+        invoke(config_.foresee, key, size, py::handle(function_), positional, named);
+    if (found.is_none()) {
+      return size;
+    }
+    // Sizes and what they take: the one that was asked for does not fit, the last one is the start.
+    const auto traced = found.cast<std::vector<std::pair<std::int64_t, std::int64_t>>>();
+    const std::int64_t start = traced.back().first;
+    if (!config_.memory) {
+      return start;
+    }
+    const c10::Device device = config_.options.device ? *config_.options.device : default_device();
+    const MemoryStats now = memory_stats(device);
+    const std::uint64_t kept = call_keys(config_, arguments_, std::nullopt).key;
+    for (const auto& [value, peak] : traced) {
+      Attempt seen{.values = {value},
+                   .peak = peak,
+                   .held = now.allocated,
+                   .available = now.free,
+                   .device = device};
+      if (value == size) {  // does not fit
+        seen.outcome = device.is_cpu() ? OomKind::host_memory : OomKind::device_memory;
+        seen.requested = 0;
+      }
+      config_.memory->learn(kept, seen);
+    }
+    return start;
   }
 
   void until_it_fits(std::span<const std::int64_t> maxima, bool maxima_are_lengths,

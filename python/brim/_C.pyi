@@ -308,6 +308,19 @@ class MemoryModel:
     phases: Final[list[dict[str, float]]]
     samples: Final[list[MemorySample]]
 
+class FakeResults:
+    def __init__(self, fake: type, hides: bool) -> None: ...
+    def get(
+        self,
+        mode: Any,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        on_meta: Callable[..., Any] | None,
+        run: Callable[[Any, Any, dict[str, Any]], Any],
+    ) -> Any: ...
+
+def tensors_of(tree: Any) -> list[Tensor]: ...
 def show_fake_device(tensors: Sequence[Tensor], show: bool) -> None: ...
 def exchange_tensors(a: Tensor, b: Tensor) -> None: ...
 def dispatch(

@@ -203,7 +203,7 @@ def test_what_cannot_be_foreseen_runs_as_usual_and_says_so(
 ) -> None:
     @brim.maximize("n", foresee=True, device="cpu")
     def work(x: torch.Tensor, n: int) -> float:
-        return float(x[x > 0][:n].sum())
+        return float(x[:n].sum()) if x.sum() > 0 else 0.0
 
     with caplog.at_level("INFO", logger="brim"):
         assert work(torch.ones(4), 3) == 3.0

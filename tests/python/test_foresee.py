@@ -22,13 +22,13 @@ from brim._estimate import _first_size
 def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes up to which was searched, one for each search, with as much memory each time."""
     found: list[int] = []
-    largest_size = _first_size.largest_size
+    search = _first_size.search
 
-    def counted(*args: Any, **kwargs: Any) -> int:
-        found.append(kwargs["upper"])
-        return largest_size(*args, **kwargs)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found.append(args[7])
+        return search(*args, **kwargs)
 
-    monkeypatch.setattr(_first_size, "largest_size", counted)
+    monkeypatch.setattr(_first_size, "search", counted)
     with brim.budget("64MiB", device="cpu"):
         yield found
 
@@ -111,22 +111,73 @@ def test_gives_up_after_sixteen_searches(
     assert caplog.text.count("changed 16 times") == 1
 
 
-def test_searches_again_where_another_size_may_fit(searches: list[int], held: int) -> None:
-    @brim.maximize("n", foresee=True, device="cpu")
+@pytest.mark.parametrize("remember", ["global", "none"])
+def test_searches_again_where_earlier_calls_do_not_tell(
+    searches: list[int], held: int, remember: Any
+) -> None:
+    sizes = []
+
+    @brim.maximize("n", foresee=True, device="cpu", remember=remember)
     def work(n: int) -> torch.Tensor:
+        sizes.append(n)
         return torch.ones(n)
 
-    def calls(sizes: list[int], mebibytes: list[int]) -> int:
+    def calls(asked: list[int], mebibytes: list[int]) -> int:
         before = len(searches)
-        for size, room in zip(sizes, mebibytes, strict=True):
+        for size, room in zip(asked, mebibytes, strict=True):
             with brim.budget(held + (room << 20), device="cpu"):
                 work(size << 18)  # a mebibyte each
         return len(searches) - before
 
-    assert calls([8, 8, 8], [4, 5, 5]) == 2, "more memory"
-    assert calls([8, 8, 8], [12, 20, 30]) == 1, "more memory than can be used"
-    assert calls([9, 8, 9], [30, 30, 30]) == 1, "a larger size"
-    assert calls([9, 9], [20, 10]) == 2, "less memory"
+    remembers = remember != "none"
+    assert calls([9], [30]) == 1, "the first"
+    assert calls([9, 8, 9], [20, 30, 30]) == 0, "more memory than can be used"
+    assert calls([12], [30]) == 1, "a larger size than any before"
+    work.clear()
+    assert calls([8, 8, 8], [4, 5, 5]) == (1 if remembers else 2), "more memory"
+    assert sizes[-1] > 4.5 * 2**18
+    assert calls([8, 8], [3, 3]) == (0 if remembers else 1), "less memory"
+    assert 2.5 * 2**18 < sizes[-1] <= 3 * 2**18
+
+
+@pytest.mark.parametrize("room", [60 << 10, 147 << 10, 1 << 20])
+def test_the_margin_is_of_what_the_call_takes(held: int, room: int) -> None:
+    weights = torch.zeros(30 << 18)
+
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(n: int) -> int:
+        (torch.zeros(n, 96) + 1).mul(weights[:96])
+        return n
+
+    with brim.budget(brim.memory_stats("cpu").allocated + room, device="cpu"):
+        size, attempts = work.record(100_000)
+    largest = room // (2 * 4 * 96)
+    assert [attempt.fitted for attempt in attempts] == [True]
+    assert largest - 1 - 0.03 * largest <= size <= largest
+
+
+def test_calls_go_beyond_what_was_foreseen_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    search = _first_size.search
+
+    def expects_too_much(*args: Any, **kwargs: Any) -> Any:
+        size, peak_at = search(*args, **kwargs)
+        return size // 2, lambda size: 2 * peak_at(size)
+
+    monkeypatch.setattr(_first_size, "search", expects_too_much)
+
+    @brim.maximize("n", foresee=True, device="cpu")
+    def work(n: int) -> int:
+        torch.ones(n, 256)
+        return n
+
+    with brim.budget(held + (16 << 20), device="cpu"):
+        calls = [work.record(1 << 20) for _ in range(8)]
+    sizes = [size for size, _ in calls]
+    assert 0.45 * 2**14 < sizes[0] <= 2**13
+    assert sizes[-1] > 0.97 * 2**14
+    assert sum(not each.fitted for _, attempts in calls for each in attempts) <= 1
 
 
 class State:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from brim import _C
 from brim._estimate._cpu_convolutions import (
     convolution,
     convolution_backward,
@@ -97,6 +98,7 @@ class CpuTemporaries:
     def __init__(self) -> None:
         self.assumptions: dict[str, None] = {}  # in order, each once
         rules: dict[str, Rule] = {
+            "_ctc_loss_backward.Tensor": lambda args, outputs: bytes_of(args[6]),
             "mse_loss smooth_l1_loss huber_loss": of_reduced_loss,
             "native_batch_norm": self._batch_norm,
             "native_batch_norm_backward": self._batch_norm_backward,
@@ -153,7 +155,7 @@ class CpuTemporaries:
         if rule in (convolution, convolution_backward):
             text = "workspaces of convolutions follow rules, as oneDNN's choices are not public"
             self.assumptions[text] = None
-        return (Temporary(int(size)),) if size > 0 else ()
+        return (Temporary(int(size)),) if size > 0 or rule is not None else ()
 
     # Mean and variance; sums of each thread where it sees all channels of a position.
     def _batch_norm(self, args: Any, outputs: list[torch.Tensor]) -> Any:
@@ -275,7 +277,7 @@ def _generally(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -
 
 def _promoted(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> int:
     """Inputs that are cast to the type in which a pointwise operator works."""
-    inputs = tensors_in((args, kwargs))
+    inputs = _C.tensors_of((args, kwargs))
     if len({t.dtype for t in (*inputs, out)}) == 1 or func._overloadpacket in _TYPES_DIFFER:
         return 0
     common = inputs[0].dtype

@@ -94,6 +94,7 @@ class CudaTemporaries:
             "native_layer_norm_backward": self._layer_norm_backward,
             # The gradient times the output.
             "_softmax_backward_data": lambda args, outputs: bytes_of(outputs[0]),
+            "_ctc_loss_backward.Tensor": lambda args, outputs: bytes_of(args[6]),
             "mse_loss smooth_l1_loss": of_reduced_loss,
             "upsample_nearest2d_backward": lambda args, outputs: copy_of(args[0]),
             "_cudnn_rnn _cudnn_rnn_backward": lambda args, outputs: _rnn_parts(args)[0],
@@ -124,11 +125,11 @@ class CudaTemporaries:
             self._has_dropout_state = True
             yield Temporary(_DROPOUT_STATE * self._multiprocessors, stays=True)
         rule = self._table.get(func) if outputs else None
-        taken = 0 if rule is None else rule(args, outputs)
-        if isinstance(taken, tuple):
-            yield from (Temporary(size, outputs=i + 1) for i, size in enumerate(taken) if size > 0)
-        elif taken > 0:
-            yield Temporary(int(taken))
+        if rule is not None:
+            taken = rule(args, outputs)
+            sizes = taken if isinstance(taken, tuple) else (taken,)
+            for i, size in enumerate(sizes):
+                yield Temporary(int(size), outputs=i + 1 if isinstance(taken, tuple) else None)
 
     # A reduction with few outputs is spread over blocks, which leave their parts in memory: as
     # torch's Reduce.cuh lays them out.

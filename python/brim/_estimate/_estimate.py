@@ -128,17 +128,18 @@ def _estimate(
     trace, start = tracer.log.trace()
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
+    if tracer.values.draws:
+        tracer.assumptions[
+            "random numbers decide what runs: a call that draws others needs more or less"
+        ] = None
     tracer.assumptions.update(dict.fromkeys(temporaries.assumptions))
     for func, count in tracer.unknown.items():
         text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
         tracer.assumptions[text] = None
     if limit is None and (stats := stats_of(target)):
         limit = tracer.log.bytes_held() + stats.free
-    if target.type == "cpu":
-        options = _C.AllocatorOptions("exact", capacity=limit)
-    else:
-        options, unknown = _C.AllocatorOptions.from_settings(capacity=limit)
-        tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
+    options, unknown = options_of(target, limit)
+    tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
 
 
@@ -205,6 +206,14 @@ def target_device(device: DeviceLike) -> torch.device:
     if target.type not in ("cpu", "cuda"):
         raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
+
+
+def options_of(target: torch.device, capacity: int | None) -> tuple[_C.AllocatorOptions, list[str]]:
+    """How the device's allocator is set, and the settings that its model does not know."""
+    if target.type == "cpu":
+        return _C.AllocatorOptions("exact", capacity=capacity), []
+    options, unknown = _C.AllocatorOptions.from_settings(capacity=capacity)
+    return options, list(unknown)
 
 
 def stats_of(target: torch.device) -> _C.MemoryStats | None:

@@ -15,6 +15,7 @@ import torch
 
 # Nothing, on every device; nor do views and operators that work element by element.
 _NOTHING = """
+_ctc_loss nonzero
 arange bernoulli cat clone constant_pad_nd copy elu_backward embedding empty empty_like
 empty_strided eye fill full full_like _fused_adam _fused_adamw _fused_sgd gather glu glu_backward
 hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward

@@ -10,7 +10,7 @@ from typing import Any
 from brim import _C
 from brim._arguments import name_of, positive
 from brim._estimate._errors import EstimateError
-from brim._estimate._estimate import bytes_of, estimate, stats_of, target_device
+from brim._estimate._estimate import bytes_of, estimate, options_of, stats_of, target_device
 from brim._estimate._report import Estimate
 from brim._progress import progress as bar
 from brim.memory import DeviceLike
@@ -18,6 +18,7 @@ from brim.memory import DeviceLike
 _MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
 _GUESSES = 3  # in a row
 _TURNS = 2
+_FIXED = ("parameter", "gradient", "optimizer state", "workspace")  # at any size, as a rule
 _NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow
 
 
@@ -36,7 +37,7 @@ def largest_size(
 ) -> int:
     """Find the largest size with which `fn(*args, name=size, **kwargs)` fits, without running it.
 
-    Traces the function as `brim.estimate` does, mostly four to six times. Two traces show how each
+    Traces the function as `brim.estimate` does, three or four times mostly. Two show how each
     allocation grows, and with it what the allocator does at other sizes. The answer was traced
     itself, so the allocator's rounding and cache are part of it, and so was the next size, which
     does not fit. Beyond that, larger sizes may fit again where memory does not grow with the size.
@@ -71,6 +72,30 @@ def largest_size(
         >>> brim.largest_size(work, "n", "1GiB", device="cpu", upper=1000)
         1000
     """
+    return search(
+        fn, name, budget, args, kwargs, device, lower, upper, calls, progress=progress, proves=True
+    )[0]
+
+
+def search(
+    fn: Callable[..., Any],
+    name: str,
+    budget: int | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: DeviceLike,
+    lower: int,
+    upper: int | None,
+    calls: int,
+    *,
+    progress: bool,
+    proves: bool,
+) -> tuple[int, Callable[[int], int]]:
+    """As `largest_size`; without `proves` what two traces of the same allocations say is enough.
+
+    Returns:
+        The size, and a function for the bytes that the call takes at a size.
+    """
     lower = positive("lower", lower)
     most = 2**40 if upper is None else positive("upper", upper)
     if most < lower:
@@ -88,15 +113,20 @@ def largest_size(
     outside = 0  # what the call does not use, and so does not see
     traces: dict[int, Estimate] = {}
 
+    def options() -> _C.AllocatorOptions:
+        return options_of(target, max(limit - outside, 1))[0]
+
     def expected(low: int, high: int) -> int | None:
         """The largest size from `low` to `high` that fits by the traces around or nearest.
 
         `low - 1` if none does, None where the traces do not consist of the same allocations.
         """
-        if len(traces) < 2:  # most of the memory may be there at any size: half of it, to be sure
-            only, found = next(iter(traces.items()))
-            held = max(found.held_before + found.peak + outside, 1)
-            return max(low, min(8 * only if held <= limit else only * limit // held // 2, high))
+        if len(traces) < 2:
+            ((only, found),) = traces.items()
+            fixed = sum(found.by_kind.get(kind, 0) for kind in _FIXED)
+            growing = found.held_before + found.peak - fixed
+            guess = only * (limit - outside - fixed) // growing if growing > 0 else 8 * only
+            return max(low, min(guess, high))
         below, above = (
             max((s for s in traces if s < low), default=0),
             min((s for s in traces if s > high), default=0),
@@ -107,21 +137,15 @@ def largest_size(
             else sorted(traces, key=lambda size: max(size, low) / min(size, low))[:2]
         )
         sized = [(traces[size]._replayed[0], size, traces[size]._replayed[2]) for size in nearest]
-        options = traces[nearest[0]]._replayed[1]
-        return _C.largest_scaled(sized[0], sized[1], options, low, high)
+        return _C.largest_scaled(sized[0], sized[1], options(), low, high)
 
     def trace(size: int) -> bool:
         """Whether a size fits."""
         nonlocal outside
-        while True:
-            assumed = outside
-            capacity = max(limit - assumed, 1)
-            options: dict[str, Any] = {"device": target, "capacity": capacity, "calls": calls}
-            found = estimate(fn, *args, **options, progress=False, **kwargs, **{name: size})
-            step(f"{name} {size}")
-            outside = max(outside, others - found.held_before)
-            if outside == assumed:
-                break
+        settings: dict[str, Any] = {"device": target, "capacity": limit, "calls": calls}
+        found = estimate(fn, *args, **settings, progress=False, **kwargs, **{name: size})
+        step(f"{name} {size}")
+        outside = max(outside, others - found.held_before)
         traces[size] = found
         needs = {each.held_before + each.peak for each in traces.values()}
         if upper is None and size >= _NO_GROWTH * lower and len(needs) == 1:
@@ -129,11 +153,15 @@ def largest_size(
                 f"the memory of {name_of(fn)} does not depend on {name} (from {min(traces)} to "
                 f"{max(traces)}), so no size is the largest. Give upper"
             )
-        return bool(found.fits) and found.held_before + found.peak + outside <= limit
+        replayed, _, start = found._replayed
+        fits: bool = _C.replay(replayed, options(), start, 0).fits
+        return fits and found.held_before + found.peak + outside <= limit
 
     with bar("largest_size", "trace", enabled=progress) as step:
         first = most if upper is not None else lower
-        return _search(trace, expected, lower, most, first)
+        size = _search(trace, expected, lower, most, first, proves)
+    peaks = {traced: found.peak for traced, found in traces.items()}
+    return size, lambda size: _peak_at(size, peaks)
 
 
 def _check_name(fn: Callable[..., Any], name: str) -> None:
@@ -150,14 +178,26 @@ def _check_name(fn: Callable[..., Any], name: str) -> None:
         )
 
 
+def _peak_at(size: int, peaks: dict[int, int]) -> int:
+    """On the line through the two traced sizes that are nearest."""
+    nearest = sorted(peaks, key=lambda traced: abs(traced - size))
+    if size in peaks or len(peaks) == 1:
+        return peaks[nearest[0]]
+    a, b = nearest[:2]
+    return peaks[a] + (peaks[b] - peaks[a]) * (size - a) // (b - a)
+
+
 def _search(
     trace: Callable[[int], bool],
     expected: Callable[[int, int], int | None],
     lower: int,
     most: int,
     first: int,
+    proves: bool,
 ) -> int:
-    """The largest size that fits: it was traced, and so was the next one, which does not.
+    """The largest size that fits.
+
+    With `proves` it was traced, and so was the next one, which does not fit.
 
     Args:
         trace: whether a size fits.
@@ -165,6 +205,7 @@ def _search(
         lower: the least size that counts.
         most: the largest.
         first: the size to begin with.
+        proves: whether to go on until that is so; else until traces that agree expect a size.
     """
     low, high = lower - 1, most + 1  # the largest known to fit, and the least above that does not
     candidate, asked, halved = first, 0, 0
@@ -176,7 +217,10 @@ def _search(
         # A good expectation is the answer, and the size after it the proof. Where it was not, what
         # is left is halved; after a few such turns only that.
         guess = expected(low + 1, top) if asked < _GUESSES and halved < _TURNS else None
+        if guess is not None and not proves and asked > 0 and max(guess, low) >= lower:
+            return max(guess, low)
         if guess is None or (guess <= low and low < lower):
+            proves = True  # traces that disagree expect nothing
             candidate, asked, halved = min(_between(max(low, 1), high), top), 0, halved + 1
         else:
             candidate = min(max(guess, low + 1), top)

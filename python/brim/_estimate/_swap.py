@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from brim import _C
 from brim._estimate._errors import LeftBehindError
+from brim._estimate._values import give_input, give_value
 from brim._state.undoing import Undoing
 
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -18,6 +19,11 @@ _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def _is_swappable(tensor: torch.Tensor) -> bool:
     """Whether it is a plain tensor; subclasses are left to torch."""
     return type(tensor) in _SWAPPABLE and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _meta_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """One of the same size without memory."""
+    return torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
 
 
 class Swap:
@@ -46,7 +52,7 @@ class Swap:
     ) -> None:
         self._undo = undo
         self._lost = lost
-        self._mode = mode
+        self.mode = mode
         self._target = target
         self._moves = moves
         self._storages: dict[
@@ -66,23 +72,29 @@ class Swap:
             known = self._storages.get(storage._cdata)
             meta = None if known is None else known()
             if meta is None:
-                size = storage.nbytes()
-                meta = torch.empty(size, dtype=torch.uint8, device="meta").untyped_storage()
+                meta = _meta_storage(storage)
                 self._storages[storage._cdata] = weakref.ref(meta)
-            element = torch.empty(0, dtype=tensor.dtype, device="meta").set_(
-                meta, tensor.storage_offset(), tensor.size(), tensor.stride()
-            )
-            # The value of a scalar, such as a step counter, may be asked for.
-            constant = (
-                tensor.detach().clone()
-                if tensor.dim() == 0 and tensor.device.type == "cpu"
-                else None
-            )
-            made = FakeTensor(self._mode, element, self.device_of(tensor), constant=constant)
+            made = self._made(tensor, meta, self.device_of(tensor))
+            give_input(made, tensor)
             made.requires_grad_(tensor.requires_grad)
             if isinstance(tensor, torch.nn.Parameter):
                 made._is_param = True
             return made
+
+    def fake_of_new(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
+        """A fake tensor for a real one that nothing else refers to."""
+        with torch._C._DisableTorchDispatch():
+            made = self._made(tensor, _meta_storage(tensor.untyped_storage()), device)
+        give_value(made, tensor)
+        return made
+
+    def _made(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, device: torch.device
+    ) -> FakeTensor:
+        element = torch.empty(0, dtype=tensor.dtype, device="meta").set_(
+            storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
+        return FakeTensor(self.mode, element, device)
 
     def swap(self, tensor: torch.Tensor) -> bool:
         """Make a tensor fake in place; false if it is fake already, or cannot be."""

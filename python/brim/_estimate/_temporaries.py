@@ -15,7 +15,7 @@ Rule: TypeAlias = Callable[[Any, list[torch.Tensor]], Any]
 class Temporary(NamedTuple):
     """Memory that an operator takes beside its outputs."""
 
-    bytes: int
+    bytes: int  # 0 where it takes some at other sizes: traces of two sizes are then alike
     stays: bool = False  # whether it is kept when the operator is done
     outputs: int | None = None  # how many outputs exist when it is taken; None for all
 

@@ -22,6 +22,7 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.cache_enabled = False  # `Tracer` has one that takes less time
         self._thread = threading.get_ident()
         self._elsewhere = ""
         self.answer = super().__torch_dispatch__
@@ -34,6 +35,10 @@ class OneThread(FakeTensorMode):  # type: ignore[no-untyped-call]
         if elsewhere and backward_now() == -1:
             self._elsewhere = self._elsewhere or current_line() or "another thread"
         return self.answer(func, kinds, args, kwargs)
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        """Whether torch is to follow values: `Values` does."""
+        return False
 
     def is_here(self) -> bool:
         """Whether the calling thread runs the traced call, or a part of its backward.

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from brim import _C
 from brim._estimate._backward import InPlace, backward_now
@@ -22,8 +23,11 @@ from brim._estimate._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
 from brim._estimate._errors import EstimateError
 from brim._estimate._log import Allocation, Kind, Log
 from brim._estimate._places import ModuleStack, current_line
+from brim._estimate._quick import on_meta
+from brim._estimate._shapes import LARGEST, by_numbers
 from brim._estimate._swap import Swap
 from brim._estimate._temporaries import tensors_in
+from brim._estimate._values import Values
 from brim._state.kept import Kept
 
 aten = torch.ops.aten
@@ -32,6 +36,9 @@ _RESERVES = {
     aten._cudnn_rnn.default: reserved_by_cudnn_rnn,
     aten.mkldnn_rnn_layer.default: reserved_by_onednn_rnn,
 }
+
+# They have no fake kernel, the first one before torch 2.12: their result is like this argument.
+_LIKE = {aten._transformer_encoder_layer_fwd.default: 0, aten._ctc_loss_backward.Tensor: 1}
 
 # Their results stay in the memory of something larger that was calculated before.
 _IN_LARGER_MEMORY = {
@@ -49,6 +56,16 @@ logsumexp soft_margin_loss soft_margin_loss_backward
 
 
 @functools.cache
+def _depends_on_values(func: Any) -> bool:
+    """Whether an operator's result, or its shape, depends on more than its arguments' shapes."""
+    tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+    if func is aten.index.Tensor:  # by numbers: masks are made into such
+        return False
+    pure = func.namespace in ("aten", "brim", "prims") and func is not aten.lift_fresh.default
+    return not pure or not tags.isdisjoint(func.tags)
+
+
+@functools.cache
 def _inside(func: Any) -> Callable[..., Any] | None:
     """Runs the operators that this one consists of, if those are to be traced."""
     has_kernel = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
@@ -60,6 +77,12 @@ def _inside(func: Any) -> Callable[..., Any] | None:
         if func.__name__.partition(".")[0] in _TRACED_INSIDE.split() and has_kernel(name):
             return functools.partial(func._op_dk, getattr(torch._C.DispatchKey, name))
     return None
+
+
+@functools.cache
+def _results(elsewhere: bool) -> _C.FakeResults:
+    """What operators return, for all traces of one kind of device."""
+    return _C.FakeResults(FakeTensor, elsewhere)
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -98,6 +121,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._moves = moves
         self._elsewhere = target.type != "cpu"
         self._temporaries = temporaries
+        self.values = Values()
+        self._results = _results(self._elsewhere)
         self._on_operator = on_operator
         self._live: dict[int, tuple[weakref.ref[Any], Allocation]] = {}  # by address of the storage
         self._parameters: dict[int, tuple[torch.Tensor, str]] = {}
@@ -174,37 +199,46 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator on fake tensors and note what it allocated."""
         self._on_operator()
         kwargs = dict(kwargs)
-        inputs = tensors_in((args, kwargs))
+        inputs = _C.tensors_of((args, kwargs))
         for tensor in inputs:
             if not isinstance(tensor, FakeTensor) and func is not aten.lift_fresh.default:
                 self.take(tensor, Kind.input, current_line())
         if self._elsewhere:
             self._place_on_target(func, inputs, kwargs)
-        if func is aten._local_scalar_dense.default and args[0].constant is None:
-            return self._unknown_number(args[0])
         backward = backward_now()
         if backward != self._backward:
             self._enter_backward(backward)
-        inside = _inside(func)
+        inside = _inside(func) if func is not aten.index.Tensor else by_numbers(*args)
         if inside is not None:
             with self:
                 return inside(*args, **kwargs)
         if backward != -1:
             func = self.in_place.variant(func, args, self._is_temporary(args))
-        if self._elsewhere:
-            _C.show_fake_device([t for t in inputs if isinstance(t, FakeTensor)], True)
-        try:
-            result = self._run(func, args, kwargs)
-        finally:
-            self._hide_device(inputs)
-        outputs = [tensor for tensor in tensors_in(result) if isinstance(tensor, FakeTensor)]
-        self._hide_device(outputs)
+        if _depends_on_values(func):
+            result = self._by_value(func, args, kwargs, inputs)
+        else:
+            quick = on_meta(func, not self._elsewhere)
+            result = self._results.get(self._swap.mode, func, args, kwargs, quick, self._run)
+        outputs = [tensor for tensor in _C.tensors_of(result) if isinstance(tensor, FakeTensor)]
         self._note(func, args, kwargs, outputs, backward != -1)
         if func._schema.is_mutable:
             self._note_resized(inputs)
+        self.values.follow(func, args, kwargs, inputs, outputs)
         return result
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not self._elsewhere:
+            return self._work_out(func, args, kwargs)
+        inputs = [t for t in _C.tensors_of((args, kwargs)) if isinstance(t, FakeTensor)]
+        _C.show_fake_device(inputs, True)
+        try:
+            result = self._work_out(func, args, kwargs)
+        finally:
+            self._hide_device(inputs)
+        self._hide_device(_C.tensors_of(result))
+        return result
+
+    def _work_out(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if (
             func is aten._to_copy.default
             and self._elsewhere
@@ -219,8 +253,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             states = (hidden, hidden if cell is None else cell)
             made = [torch.empty_like(tensor) for tensor in (x, *states)]
             return (*made, [torch.empty_like(weight) for weight in weights])
-        if func is aten._transformer_encoder_layer_fwd.default:  # none before torch 2.12
-            return torch.empty_like(args[0])
+        if func in _LIKE:
+            return torch.empty_like(args[_LIKE[func]])
         result = func(*args, **kwargs)
         if func in _RESERVES:
             # Their fake kernels do not know how much the library keeps for backward.
@@ -242,6 +276,33 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kwargs["device"] = self._target
         elif self._moves and not inputs and any(a.name == "device" for a in func._schema.arguments):
             kwargs["device"] = self._target
+
+    def _by_value(
+        self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor]
+    ) -> Any:
+        """The result of an operator that depends on values, or the largest that it may have."""
+        tags = func.tags
+        if func is aten.lift_fresh.default and type(args[0]) is torch.Tensor:
+            return self._fake_of_new(args[0], args[0].device)
+        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+            found = self.values.result(func, args, kwargs, inputs)
+            if found is not ...:
+                where = inputs[0].device
+                return tree_map_only(torch.Tensor, lambda t: self._fake_of_new(t, where), found)
+            if func is aten._local_scalar_dense.default:
+                return self._unknown_number(args[0])
+            if func in LARGEST:
+                self.assumptions[
+                    f"{current_line()}: the size of the result of {func.name()} depends on values; "
+                    "the largest possible stands for it"
+                ] = None
+                func = LARGEST[func]
+        return self._run(func, args, kwargs)
+
+    def _fake_of_new(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
+        made = self._swap.fake_of_new(tensor, device)
+        self._hide_device([made])
+        return made
 
     def _unknown_number(self, tensor: torch.Tensor) -> float:
         if not tensor.dtype.is_floating_point:
@@ -328,7 +389,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.in_place.allocated(func, storage)
             for one in inside:
                 if (one.outputs or len(outputs)) == i + 1:
-                    name = f"{func.name().split('::')[-1]} at {place or self._place(backward)}"
+                    name = ""
+                    if one.bytes:
+                        place = place or self._place(backward)
+                        name = f"{func.name().split('::')[-1]} at {place}"
                     allocation = self.log.allocate(one.bytes, Kind.workspace, name)
                     if not one.stays:
                         self.log.free(allocation)

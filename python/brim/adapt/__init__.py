@@ -166,7 +166,13 @@ def maximize(
             groups=group_places,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
             maxima_may_differ=infer is not None or foresee,
-            foresee=FirstSize(flat[0], lower, options.get("device"), quanta[0])
+            foresee=FirstSize(
+                flat[0],
+                lower,
+                options.get("device"),
+                quanta[0],
+                remembers=options.get("remember") != "none",
+            )
             if foresee
             else None,
         )

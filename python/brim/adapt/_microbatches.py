@@ -369,7 +369,7 @@ class Microbatches:
             for parameter, gradient in zip(parameters, before, strict=True):
                 parameter.grad = gradient
 
-        def quietly(body: Callable[[], int]) -> int:
+        def quietly(body: Callable[[], Any]) -> Any:
             with Undoing() as undo:
                 if self._reduction is not None:
                     without_collectives(undo, self._model, not self._reduction.is_planned)
@@ -431,15 +431,20 @@ class _Foresight:
     def __init__(
         self,
         traced: Callable[[Any, int], None],
-        quietly: Callable[[Callable[[], int]], int],
+        quietly: Callable[[Callable[[], Any]], Any],
         options: Options,
     ) -> None:
         self._traced = traced
         self._quietly = quietly
-        self._first = FirstSize("size", options.get("lower", 1), options.get("device"))
+        self._first = FirstSize(
+            "size",
+            options.get("lower", 1),
+            options.get("device"),
+            remembers=options.get("remember") != "none",
+        )
         self.forget, self.clear = self._first.forget, self._first.clear
 
-    def __call__(self, key: int, size: int, _: object, args: list[Any], named: Any) -> int:
+    def __call__(self, key: int, size: int, _: object, args: list[Any], named: Any) -> Any:
         return self._quietly(lambda: self._first(key, size, self._traced, args, named))
 
 

@@ -137,15 +137,15 @@ TEST_F(SizeMemoryFiles, AHandlerOfWarningsMayUseTheMemory) {
 }
 
 TEST_F(SizeMemoryFiles, ADirectoryDoesNotGrowWithoutBound) {
-  constexpr std::uint64_t kMost = 16384;
+  constexpr std::uint64_t kMostFiles = 16384;
   std::ofstream(directory_ / size_file::name(1));
-  for (std::uint64_t key = 2; key <= kMost; ++key) {  // links are made faster than files
+  for (std::uint64_t key = 2; key <= kMostFiles; ++key) {  // links are made faster than files
     fs::create_hard_link(directory_ / size_file::name(1), directory_ / size_file::name(key));
   }
   SizeMemory memory(4, directory_);
   memory.learn(kKey, fit_with_peak(kMiB));
   EXPECT_TRUE(fs::exists(file_));
-  EXPECT_EQ(files(), kMost - kMost / 8);
+  EXPECT_EQ(files(), kMostFiles - kMostFiles / 8);
 }
 
 // ---------------------------------------------------------------- processes and threads
