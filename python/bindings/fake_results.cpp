@@ -40,15 +40,19 @@ void collect_tensors(PyObject* tree, std::vector<py::object>& found) {
   }
 }
 
+py::list list_of(std::vector<py::object>&& objects) {
+  py::list result(objects.size());
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    result[i] = std::move(objects[i]);
+  }
+  return result;
+}
+
 /// The tensors of an operator's arguments or results, in order.
 py::list tensors_of(const py::object& tree) {
   std::vector<py::object> found;
   collect_tensors(tree.ptr(), found);
-  py::list result(found.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    result[i] = std::move(found[i]);
-  }
-  return result;
+  return list_of(std::move(found));
 }
 
 const c10::StorageImpl* storage_of(const py::object& tensor) {
@@ -63,7 +67,7 @@ const c10::StorageImpl* storage_of(const py::object& tensor) {
 class Key {
  public:
   /// @param fake the class of fake tensors.
-  Key(const py::object& func, py::object fake) : fake_(std::move(fake)) {
+  Key(const py::object& func, py::handle fake) : fake_(fake) {
     add(func.ptr());
     add(c10::typeMetaToScalarType(c10::get_default_dtype()));
     add(c10::GradMode::is_enabled());  // recurrent layers keep something for backward
@@ -418,10 +422,7 @@ class FakeResults {
     if (entry.is_one) {
       return made.front();
     }
-    py::list all(made.size());
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      all[i] = std::move(made[i]);
-    }
+    py::list all = list_of(std::move(made));
     return entry.is_list ? py::object(std::move(all)) : py::object(py::tuple(std::move(all)));
   }
 
