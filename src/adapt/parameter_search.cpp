@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "adapt/size_lattice.h"
+#include "need/size_lattice.h"
 #include "bisect.h"
 
 namespace brim {
@@ -71,10 +71,7 @@ ParameterSearch::Group ParameterSearch::make_group(const ParameterSearchOptions&
                                                    std::vector<std::size_t> members) const {
   SizeSearchOptions search{.strategy = options.strategy,
                            .start = options.start,
-                           .margin = options.margin,
-                           .packs = options.packs,
-                           .allocator = options.allocator,
-                           .available = options.available,
+                           .circumstances = options.circumstances,
                            .cautious = options.cautious};
   for (const std::size_t member : members) {
     search.upper = std::max(search.upper, parameters_[member].maximum);

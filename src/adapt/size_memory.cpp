@@ -41,7 +41,7 @@ void alone(const Work& work) {
 }
 
 void drop_records(std::vector<Attempt>& attempts) {
-  std::ranges::for_each(attempts, [](Attempt& each) { each.record.reset(); });
+  std::ranges::for_each(attempts, [](Attempt& each) { each.trace.reset(); });
 }
 
 bool has_files(const std::filesystem::path& directory) {
@@ -82,8 +82,8 @@ void add_attempt(std::vector<Attempt>& attempts, Attempt attempt) {
   }
   if (same != attempts.end()) {
     attempt.calls = same->calls + 1;
-    if (!attempt.record) {
-      attempt.record = std::move(same->record);
+    if (!attempt.trace) {
+      attempt.trace = std::move(same->trace);
     }
     attempts.erase(same);
   } else {

@@ -51,6 +51,7 @@ void free_block_of(std::size_t bytes, void* block) {
 struct Header {
   std::size_t bytes;
   std::size_t process;
+  bool noted;  // in a log, which also records its end
 };
 
 void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {
@@ -67,6 +68,9 @@ std::string with_exact(std::int64_t bytes) {
 
 [[noreturn]] void throw_out_of_memory(std::int64_t bytes, std::int64_t in_use,
                                       const std::string& why) {
+  if (EventLog& log = CpuAllocator::instance().log(); log.is_open()) {
+    log.note({.bytes = bytes, .refused = true});
+  }
   c10::reportOutOfMemoryToProfiler(bytes,
                                    static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
                                    c10::Device(c10::DeviceType::CPU));
@@ -159,10 +163,10 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
         std::string(": the system has no more (") + error.what_without_backtrace() + ")");
   }
   blocks_made.fetch_add(1, std::memory_order_relaxed);
-  const Header header{bytes, process};
+  const Header header{bytes, process, log_.is_open()};
   std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;
-  if (log_.is_open()) {
+  if (header.noted) {
     log_.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size});
   }
   report_to_profiler(data, size, allocated());
@@ -218,7 +222,7 @@ void CpuAllocator::free_block(void* data) {
   std::memcpy(&header, block, sizeof(header));
   if (header.process == process) {
     const auto size = static_cast<std::int64_t>(header.bytes);
-    if (EventLog& log = made->log_; log.is_open()) {
+    if (EventLog& log = made->log_; header.noted || log.is_open()) {
       log.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size, .freed = true});
     }
     release(size);

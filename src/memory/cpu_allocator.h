@@ -79,7 +79,7 @@ class CpuAllocator final : public c10::Allocator {
   std::int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   void set_limit(std::int64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
-  /// Of what is allocated and freed, while it is open. Bytes that a limit refused are not in it.
+  /// Of what is allocated, refused and freed, while it is open.
   EventLog& log() { return log_; }
 
   void add_gate(AllocationGate& gate);

@@ -118,7 +118,8 @@ class CudaBackend final : public AcceleratorBackend {
   void note(const Entry& entry) {
     const bool freed = entry.action_ == Entry::FREE_COMPLETED;
     const bool refused = entry.action_ == Entry::OOM;
-    if (!log_.is_open() || (!freed && !refused && entry.action_ != Entry::ALLOC)) {
+    const bool wanted = freed ? log_.wants_frees() : log_.is_open();
+    if (!wanted || (!freed && !refused && entry.action_ != Entry::ALLOC)) {
       return;
     }
     log_.note({.address = static_cast<std::uintptr_t>(entry.addr_),

@@ -8,13 +8,17 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "memory/running_operator.h"
+
 namespace brim {
 
-/// The events of an allocator on one device while the log is open. The CPU's index is -1, as in
-/// c10::Device. Thread-safe.
+/// The events of an allocator on one device while the log is open, and which of the blocks that it
+/// made meanwhile are still in use at any later time. The CPU's index is -1, as in c10::Device.
+/// Thread-safe.
 class EventLog {
  public:
   /// A number for end(); 0 if it is open already.
@@ -46,24 +50,50 @@ class EventLog {
   /// under the lock.
   [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_relaxed) != 0; }
 
+  /// Whether to note that a block is freed: a log is open, or has seen blocks that are in use.
+  [[nodiscard]] bool wants_frees() const {
+    return is_open() || in_use_.load(std::memory_order_relaxed) != 0;
+  }
+
   /// Called where memory may have just run out, also from deleters: it must not throw.
-  void note(const AllocationEvent& event, c10::DeviceIndex device = -1) noexcept {
+  void note(AllocationEvent event, c10::DeviceIndex device = -1) noexcept {
+    const RunningOperator running = running_operator();
+    event.operation = running.number;
+    event.name = running.name;
+    event.path = running.path;
     const std::lock_guard lock(mutex_);
-    if (!is_open() || device != device_ || is_too_long_) {
-      return;
-    }
     try {
+      if (event.freed && blocks_.erase(event.address) != 0) {
+        in_use_.store(blocks_.size(), std::memory_order_relaxed);
+      }
+      if (!is_open() || device != device_ || is_too_long_) {
+        return;
+      }
       is_too_long_ = events_.size() == kMostEvents;
       events_.push_back(event);
+      if (!event.freed && !event.refused) {
+        blocks_.insert(event.address);
+        in_use_.store(blocks_.size(), std::memory_order_relaxed);
+      }
     } catch (const std::bad_alloc&) {
       is_too_long_ = true;
     }
   }
 
+  /// Whether the block at `address`, which was made while a log was open, is in use.
+  [[nodiscard]] bool is_in_use(std::uintptr_t address) {
+    const std::lock_guard lock(mutex_);
+    return blocks_.contains(address);
+  }
+
   /// To be held while the process forks, so that the child finds it unlocked.
   [[nodiscard]] std::mutex& mutex() { return mutex_; }
   /// In the child, before that is released.
-  void close_in_child() { open_.store(0, std::memory_order_relaxed); }
+  void close_in_child() {
+    open_.store(0, std::memory_order_relaxed);
+    in_use_.store(0, std::memory_order_relaxed);
+    blocks_.clear();
+  }
 
  private:
   // A longer log takes too long to evaluate.
@@ -73,6 +103,8 @@ class EventLog {
   std::uint64_t started_ = 0;           // the number of logs so far
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
+  std::unordered_set<std::uintptr_t> blocks_;  // made while a log was open, and in use
+  std::atomic<std::size_t> in_use_{0};         // how many
   bool is_too_long_ = false;
   c10::DeviceIndex device_ = -1;
 };

@@ -4,7 +4,7 @@
 
 #include "bisect.h"
 #include "check_argument.h"
-#include "predict/request_growth.h"
+#include "need/request_growth.h"
 
 namespace brim {
 namespace {

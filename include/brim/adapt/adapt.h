@@ -34,7 +34,9 @@ template <class Work>
   } catch (...) {
     error = std::current_exception();
   }
-  return release_error(std::move(error));
+  auto failure = release_error(std::move(error));
+  release_failed_backward();
+  return failure;
 }
 
 /// Calls `function(values)` until it fits, and returns its result.

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <brim/adapt/size_search.h>
-#include <brim/adapt/strategy.h>
+#include <brim/need/size_search.h>
+#include <brim/need/strategy.h>
 #include <brim/export.h>
 
 #include <cstddef>
@@ -29,11 +29,8 @@ struct ParameterSearchOptions {
   /// are lowered in this order. Empty: each parameter is a group of its own, in the order of
   /// `parameters`.
   std::vector<std::vector<std::size_t>> groups{};
-  double margin = SizeSearchOptions{}.margin;
-  bool packs = SizeSearchOptions{}.packs;
-  std::function<std::optional<AllocatorModel>()> allocator{};  ///< as in SizeSearchOptions
-  std::optional<std::int64_t> available{};                     ///< as in SizeSearchOptions
-  bool cautious = false;                                       ///< as in SizeSearchOptions
+  Circumstances circumstances{};
+  bool cautious = false;  ///< as in SizeSearchOptions
   /// Whether values that failed at the floor of one group are tried again as the maximum of the
   /// next. They can only fail again: it reproduces the exact sequence of torch_max_mem.
   bool revisit_floor = false;
@@ -86,11 +83,14 @@ class BRIM_API ParameterSearch {
   bool record_elsewhere(const Attempt& attempt);
 
   [[nodiscard]] bool finished() const noexcept { return groups_[current_].search.finished(); }
+  [[nodiscard]] std::optional<std::int64_t> expected() const noexcept {
+    return groups_[current_].search.expected();
+  }
 
   /// The largest values known to fit, in the order of lowering.
   [[nodiscard]] std::optional<std::vector<std::int64_t>> best() const;
 
-  /// COUNT of recorded attempts.
+  /// The number of recorded attempts.
   [[nodiscard]] std::int64_t attempts() const noexcept { return attempts_; }
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <brim/export.h>
-#include <brim/predict/attempt.h>
+#include <brim/need/attempt.h>
 
 #include <atomic>
 #include <cstddef>

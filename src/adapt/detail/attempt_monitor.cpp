@@ -3,7 +3,7 @@
 #include <brim/memory/bytes.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
-#include <brim/predict/allocation_record.h>
+#include <brim/need/trace.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "adapt/detail/running_calls.h"
+#include "adapt/detail/searching.h"
 #include "memory/backend.h"
 
 namespace brim {
@@ -46,7 +47,8 @@ std::string detail::describe(const Attempt& attempt) {
 AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
     : options_(options), checkpoint_(std::move(checkpoint)) {}
 
-void AttemptMonitor::begin(bool new_size, bool record) {
+void AttemptMonitor::begin(bool new_size, bool record, std::shared_ptr<const Trace> before) {
+  before_ = std::move(before);
   const c10::Device device = checkpoint_.device();
   only_observed_ = false;
   if (new_size && !device.is_cpu()) {
@@ -69,7 +71,6 @@ void AttemptMonitor::begin(bool new_size, bool record) {
     meter_.emplace(device);
   }
   HostLimit::begin_attempt();
-  allocations_before_ = CpuAllocator::allocations();
   ended_elsewhere_ = calls_ended_elsewhere();
   begun_ = std::chrono::steady_clock::now();
 }
@@ -106,25 +107,17 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
   meter_->close();
   const c10::Device device = tightest_device();
   const auto room = backend_for(device).headroom(device);
-  const std::int64_t start = meter_->start(device);
-  const std::int64_t held = start - meter_->freed(device);
-  const std::int64_t peak = meter_->peak(device) + meter_->freed(device);
-  Attempt attempt{
-      .values = {values.begin(), values.end()},
-      .peak = peak,
-      .held = held,
-      .freed = std::max<std::int64_t>(checkpoint_.held(device).value_or(start) - held, 0),
-      .left = std::max<std::int64_t>(room.allocated - held, 0),
-      .available = room.allocated + room.free - held,
-      .unused = std::max<std::int64_t>(room.reserved - held - peak, 0),
-      .allocations = device.is_cpu() ? CpuAllocator::allocations() - allocations_before_ : 0,
-      .device = device,
-      .seconds = seconds.count(),
-      .repeats = needed_release_.has_value()};
+  const std::int64_t held = meter_->start(device);
+  Attempt attempt{.values = {values.begin(), values.end()},
+                  .peak = meter_->peak(device),
+                  .held = held,
+                  .left = room.allocated - held,
+                  .available = room.allocated + room.free - held,
+                  .device = device,
+                  .seconds = seconds.count(),
+                  .repeats = needed_release_.has_value()};
   if (const auto events = take_log(device); !events.empty()) {
-    attempt.record = record_of(events);
-    // What a failed attempt left, unlike what was there before the call, may be freed only once.
-    attempt.freed = std::max(attempt.freed, attempt.record->replaced());
+    attempt.trace = trace_of(events, true, before_.get(), failed_, detail::blocks_in_use(device));
   }
   publish(attempt);
   meter_.reset();
@@ -149,9 +142,9 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                   .requested = cause.requested,
                   .device = device,
                   .repeats = needed_release_.has_value()};
-  if (!events.empty()) {
-    auto record = record_of(events, false);
-    attempt.record = record->goes_on_refused ? std::move(record) : nullptr;
+  if (!events.empty() && !only_observed_) {
+    attempt.trace = trace_of(events, false);
+    failed_.push_back(attempt.trace);
   }
   const std::optional<std::int64_t> before = checkpoint_.held(device);
   std::optional<std::int64_t> start = before;
@@ -163,11 +156,10 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
     const std::vector<c10::Device> watched = meter_->devices();
     const bool measured = std::find(watched.begin(), watched.end(), device) != watched.end();
     if (measured && only_observed_) {
-      observed_peak = meter_->peak(device) + meter_->freed(device);
+      observed_peak = meter_->peak(device);
     } else if (measured) {
       start = meter_->start(device);
-      attempt.freed = meter_->freed(device);
-      attempt.peak = meter_->peak(device) + attempt.freed;
+      attempt.peak = meter_->peak(device);
     }
     meter_.reset();
   }
@@ -177,11 +169,8 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   }
   const auto room = backend_for(device).headroom(device);
   const std::int64_t limit = room.allocated + room.free;
-  // The least that was in use, as far as it is known. What it left above that counts as its own:
-  // the next attempt will free it (gradients), or begins with it and needs so much less.
-  const std::int64_t begun_with = start.value_or(room.allocated);
-  attempt.held = std::min(begun_with - attempt.freed, room.allocated);
-  attempt.freed = begun_with - attempt.held;
+  attempt.held = start.value_or(room.allocated);
+  attempt.left = room.allocated - attempt.held;
   attempt.available = limit - attempt.held;
   if (cause.in_use && !elsewhere) {
     attempt.peak = std::max<std::int64_t>(*cause.in_use - attempt.held, 0);
@@ -201,7 +190,6 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   Attempt told = attempt;
   if (only_observed_) {
     told.peak = attempt.peak ? attempt.peak : observed_peak;
-    attempt.record.reset();
   }
   publish(told);
   if (needed_release_) {

@@ -4,9 +4,11 @@
 #include <brim/adapt/detail/driver.h>
 #include <brim/adapt/options.h>
 #include <brim/memory/peak_meter.h>
+#include <brim/need/trace.h>
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -35,6 +37,7 @@ class AttemptMonitor {
     checkpoint_ = std::move(checkpoint);
     needed_release_.reset();
     released_ = false;
+    failed_.clear();
   }
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
@@ -43,7 +46,9 @@ class AttemptMonitor {
   /// @param new_size whether an accelerator's cache is released first. It holds blocks cut for
   ///     another size, between which the new ones may not fit. Then the requests are recorded.
   /// @param record whether they are in any case.
-  void begin(bool new_size = false, bool record = false);
+  /// @param before the trace of the last fit, null if it is not known.
+  void begin(bool new_size = false, bool record = false,
+             std::shared_ptr<const Trace> before = nullptr);
 
   /// Starts to measure an attempt for observers only: what `failed` returns is the same as for one
   /// that was not begun.
@@ -81,10 +86,11 @@ class AttemptMonitor {
   const AdaptOptions& options_;
   Checkpoint checkpoint_;
   std::optional<PeakMeter> meter_;
+  std::shared_ptr<const Trace> before_;
+  std::vector<std::shared_ptr<const Trace>> failed_;  // since the last fit
   std::optional<AllocationLog> log_;
   std::optional<AllocationLog> host_log_;  // beside an accelerator's, where both are watched
   std::chrono::steady_clock::time_point begun_;
-  std::int64_t allocations_before_ = 0;  // COUNT, on the CPU
   std::vector<Attempt> failures_;        // the newest few, for the summary
   std::string last_message_;
   std::optional<c10::Device> failed_on_;

@@ -1,14 +1,19 @@
+#include <ATen/EmptyTensor.h>
 #include <brim/adapt/detail/driver.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <memory>
 #include <span>
 #include <utility>
 
 #include "adapt/detail/attempt_monitor.h"
 #include "adapt/detail/meeting.h"
 #include "adapt/detail/searching.h"
+#include "compat.h"
 
 namespace brim::detail {
 namespace {
@@ -51,7 +56,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
         monitor.begin_observed();
       } else {
         monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
-                      still_moving(known.attempts));
+                      still_moving(known.attempts), last_trace(known.attempts));
       }
       failure = attempt(search.next());
     }
@@ -70,6 +75,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     if (!failed) {
       continue;
     }
+    failed->expected = search.expected();
     learn(options, known, *failed);
     known.drop_foreign_bytes(*failed);
     search.record(*failed);
@@ -161,7 +167,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
         monitor.checkpoint().restore_random_state();
       }
       monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying),
-                    still_moving(known.attempts));
+                    still_moving(known.attempts), last_trace(known.attempts));
       repeats = true;
       const std::optional<Failure> failure = attempt(trying);
       if (!failure) {
@@ -249,7 +255,22 @@ Failure release_error(std::exception_ptr error) {
   if (!cause) {
     std::rethrow_exception(std::move(error));
   }
-  return make_failure(cause, error_text(error));  // `error` was the last reference: it ends here
+  Failure failure = make_failure(cause, error_text(error));
+  error = nullptr;  // the last reference
+  return failure;
+}
+
+void release_failed_backward() {
+  struct Nothing final : torch::autograd::Node {
+    torch::autograd::variable_list apply(torch::autograd::variable_list&& /*gradients*/) override {
+      return {};
+    }
+  };
+  const compat::NodePtr node = compat::make_node<Nothing>();
+  const at::Tensor nothing = at::detail::empty_cpu({0}, at::kFloat);
+  node->add_input_metadata(nothing);
+  torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)},
+                                                        {nothing}, false, false, true);
 }
 
 std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim) {

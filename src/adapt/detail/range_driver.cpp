@@ -62,7 +62,7 @@ class Parts {
       running_.emplace(options_);  // threads that wait for memory learn that a part has ended
       monitor_.renew(Checkpoint(options_));
     }
-    monitor_.begin();
+    monitor_.begin(false, !search_.finished() || !trace_, trace_);
     const std::optional<Failure> failure = part_(current_, current_ + size);
     repeats_ = failure.has_value();
     if (!failure) {
@@ -89,6 +89,7 @@ class Parts {
       learn(options_, known_, fit);
       learned_ = fit;
     }
+    trace_ = fit.trace ? fit.trace : trace_;
     known_.drop_foreign_bytes(fit);
     search_.record(fit);
     if (timed_) {
@@ -121,7 +122,8 @@ class Parts {
   std::optional<RunningCall> running_;
   AttemptMonitor monitor_;
   SizeSearch search_;
-  std::optional<Attempt> learned_{};  // the last fit that was
+  std::optional<Attempt> learned_{};      // the last fit that was
+  std::shared_ptr<const Trace> trace_{};  // of the last part that was recorded
   std::unique_ptr<SavedState> saved_{};
   bool repeats_ = false;
 };

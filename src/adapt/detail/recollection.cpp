@@ -1,11 +1,10 @@
 #include "adapt/detail/recollection.h"
 
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -68,41 +67,6 @@ void drop_refuted(std::vector<Attempt>& attempts, std::int64_t available) {
   attempts = std::move(kept);
 }
 
-/// A first call may leave what later ones begin with, such as an optimizer's state. Once three
-/// sizes are known from calls that began with it, those that began with less say nothing of them.
-/// (Two would not do: a need that is constant at first would be taken for one that grows slowly.)
-void drop_fits_from_below(std::vector<Attempt>& attempts) {
-  constexpr double kClearlyLess = 15.0 / 16;
-  const Attempt* last = last_fit(attempts);
-  if (last == nullptr) {
-    return;
-  }
-  const double least = kClearlyLess * static_cast<double>(last->held);
-  std::set<std::vector<std::int64_t>> known;
-  for (const Attempt& attempt : attempts) {
-    if (attempt.fitted() && static_cast<double>(attempt.held) >= least) {
-      known.insert(attempt.values);
-    }
-  }
-  if (known.size() >= 3) {
-    std::erase_if(attempts, [&](const Attempt& attempt) {
-      return attempt.fitted() && static_cast<double>(attempt.held) < least;
-    });
-  }
-}
-
-/// The first call of a kind may leave what later ones find and do not make again, such as an
-/// optimizer's state. As far as it is in use now, the next one may need so much less: a size that
-/// fitted is not given up for it before a call has shown what it needs beside it.
-/// @param found bytes in use now that the call left.
-void begin_with_what_it_left(Attempt& fit, std::int64_t found) {
-  if (fit.calls == 1 && fit.peak && fit.available && found > 0) {
-    fit.held += found;
-    *fit.peak = std::max<std::int64_t>(*fit.peak - found, 0);
-    *fit.available -= found;
-  }
-}
-
 bool any_failed(std::span<const Attempt> attempts) {
   return !std::ranges::all_of(attempts, &Attempt::fitted);
 }
@@ -143,15 +107,6 @@ void Recollection::drop_foreign_bytes(Attempt& attempt) {
   }
 }
 
-double Recollection::margin(c10::Device otherwise) const {
-  constexpr double kAccelerator = 0.02;
-  return packs(otherwise) ? SizeSearchOptions{}.margin : kAccelerator;
-}
-
-bool Recollection::packs(c10::Device otherwise) const {
-  return device.value_or(otherwise).is_cpu();
-}
-
 std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options) {
   const bool useful = options.strategy == Strategy::predictive && !cannot_repeat(options);
   return useful ? options.kind : std::nullopt;
@@ -176,27 +131,8 @@ Recollection recall(const AdaptOptions& options, std::size_t values, bool hints)
   for (Attempt& attempt : result.attempts) {
     result.drop_foreign_bytes(attempt);
   }
-  const auto room = backend_for(device).headroom(device);
-  result.available = room.free;
-  if (const Attempt* last = last_fit(result.attempts)) {
-    // What the last call freed (the gradients of the step before), this one will free too, as far
-    // as it is there.
-    const auto above = [&](const Attempt& fit) {
-      return std::max<std::int64_t>(room.allocated - fit.held, 0);
-    };
-    const std::int64_t freed = std::min(above(*last), last->freed);
-    *result.available += freed;
-    if (hints && !cannot_repeat(options) && !any_failed(result.attempts)) {
-      Attempt& first = result.attempts.front();
-      begin_with_what_it_left(first, std::min(first.left, above(first)) - freed);
-    }
-  }
+  result.available = backend_for(device).headroom(device).free;
   drop_refuted(result.attempts, *result.available);
-  if (device.is_cpu()) {
-    drop_fits_from_below(result.attempts);
-  } else {
-    raise_to_level_of_last_fit(result.attempts);
-  }
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -28,13 +29,6 @@ struct Recollection {
 
   /// Removes the attempt's bytes where they are of another device than `device`.
   void drop_foreign_bytes(Attempt& attempt);
-
-  /// The share of memory that an unconfirmed prediction leaves free: an accelerator's allocator
-  /// hands out blocks, and its count of bytes says little about how they lie.
-  /// @param otherwise the device of a call of which nothing is known.
-  [[nodiscard]] double margin(c10::Device otherwise) const;
-  /// Whether that device can use all of its free bytes: the CPU has no blocks that do not fit.
-  [[nodiscard]] bool packs(c10::Device otherwise) const;
 };
 
 /// The newest fit; null if there is none.
@@ -44,36 +38,27 @@ inline const Attempt* last_fit(std::span<const Attempt> attempts) {
   return newest == attempts.rend() ? nullptr : &*newest;
 }
 
+/// What that asked for; null if it is not known.
+inline std::shared_ptr<const Trace> last_trace(std::span<const Attempt> attempts) {
+  const Attempt* last = last_fit(attempts);
+  return last == nullptr ? nullptr : last->trace;
+}
+
 /// Whether the requests of the next call are worth recording even at the same size: nothing is
 /// known yet, or those of the last one are known, and what it left moves for some calls.
 inline bool still_moving(std::span<const Attempt> attempts) {
   constexpr std::int64_t kCallsToSettle = 8;
   const Attempt* last = last_fit(attempts);
-  return attempts.empty() || (last != nullptr && last->record && last->calls < kCallsToSettle);
-}
-
-/// An accelerator does not tell what a call freed when it began. If more was in use before the last
-/// call than before an earlier one, that may be gradients which the earlier left and the last one
-/// freed. Counted from the higher level the earlier one then needed less, and the need grows faster
-/// than it seems. So assume it for smaller sizes.
-inline void raise_to_level_of_last_fit(std::vector<Attempt>& attempts) {
-  const Attempt* last = last_fit(attempts);
-  for (Attempt& attempt : attempts) {
-    if (attempt.fitted() && attempt.peak && attempt.held < last->held &&
-        attempt.values.size() == 1 && attempt.size() < last->size()) {
-      attempt.peak = std::max<std::int64_t>(*attempt.peak - (last->held - attempt.held), 0);
-    }
-  }
+  return attempts.empty() || (last != nullptr && last->trace && last->calls < kCallsToSettle);
 }
 
 /// The options' kind of call where it is of use. Halving finds no way up from a hint, and with
 /// collectives inside, the failure that a wrong one leads to is final.
 std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options);
 
-/// @param values COUNT of the call's sizes: what has another number of them is no such call.
-/// @param hints whether to hope where little is known: that calls with tensors of other lengths
-///     need as much, and that what a first call left is not made again. Not in a range, whose first
-///     parts are short and show more.
+/// @param values the number of the call's sizes: what has another number of them is no such call.
+/// @param hints whether to hope where nothing is known that calls with tensors of other lengths need
+///     as much. Not in a range, whose first parts are short and show more.
 Recollection recall(const AdaptOptions& options, std::size_t values = 1, bool hints = false);
 
 }  // namespace brim::detail

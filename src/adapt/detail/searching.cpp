@@ -21,14 +21,6 @@ namespace {
 
 constexpr std::int64_t kOne = 1;
 
-/// The share of memory that a prediction leaves free; near a size that fitted it is a quarter of
-/// this. Where a failure is final on all ranks it is large: collectives that overlap with the work
-/// make the need of the same size vary (by 6 % for a small FSDP model).
-double margin(const AdaptOptions& options, const Recollection& known, c10::Device device) {
-  constexpr double kInside = 0.5;
-  return cannot_repeat(options) ? kInside : known.margin(device);
-}
-
 /// Torch's settings of its allocator. What the model does not follow is as without it.
 const AllocatorOptions& allocator_options() {
   static const AllocatorOptions options = [] {
@@ -58,6 +50,21 @@ std::optional<AllocatorModel> allocator_now(c10::Device device) {
   }
 }
 
+/// What the next attempt finds. Where a failure is final on all ranks, much stays free:
+/// collectives that overlap with the work make the need of the same size vary (by 6 % for a small
+/// FSDP model).
+/// @param otherwise the device of a call of which nothing is known.
+Circumstances circumstances(const AdaptOptions& options, const Recollection& known,
+                            c10::Device otherwise) {
+  constexpr double kInside = 0.5;
+  const c10::Device device = known.device.value_or(otherwise);
+  return {.available = known.available,
+          .packs = device.is_cpu(),
+          .margin = cannot_repeat(options) ? kInside : 0.0,
+          .allocator = [=] { return allocator_now(device); },
+          .in_use = blocks_in_use(device)};
+}
+
 /// The searches know no torch and throw std::invalid_argument: here it becomes a ValueError.
 template <class Search, class Options>
 Search checked(const Options& options) {
@@ -70,6 +77,13 @@ Search checked(const Options& options) {
 
 }  // namespace
 
+std::function<bool(std::int64_t)> blocks_in_use(c10::Device device) {
+  return [device](std::int64_t address) {
+    EventLog* log = backend_for(device).log();
+    return log != nullptr && log->is_in_use(static_cast<std::uintptr_t>(address));
+  };
+}
+
 void check_options(const AdaptOptions& options) {
   TORCH_CHECK_VALUE(options.lower >= 1, "lower must be 1 or more, got ", options.lower);
   TORCH_CHECK_VALUE(options.quantum >= 1, "quantum must be 1 or more, got ", options.quantum);
@@ -77,14 +91,10 @@ void check_options(const AdaptOptions& options) {
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
                             const Recollection& known, c10::Device device) {
-  const c10::Device of_bytes = known.device.value_or(device);
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .start = cannot_repeat(options) ? Start::probe : Start::at_upper,
                                 .groups = {call.groups.begin(), call.groups.end()},
-                                .margin = margin(options, known, device),
-                                .packs = known.packs(device),
-                                .allocator = [=] { return allocator_now(of_bytes); },
-                                .available = known.available,
+                                .circumstances = circumstances(options, known, device),
                                 .cautious = known.others_failed,
                                 .revisit_floor = options.exact_halving};
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
@@ -119,9 +129,8 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
                                                       .upper = upper,
                                                       .lower = std::min(options.lower, upper),
                                                       .quantum = options.quantum,
-                                                      .margin = margin(options, known, device),
-                                                      .packs = known.packs(device),
-                                                      .available = known.available});
+                                                      .circumstances =
+                                                          circumstances(options, known, device)});
   result.remember(known.attempts);
   return result;
 }

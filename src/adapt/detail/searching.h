@@ -4,10 +4,11 @@
 #include <brim/adapt/options.h>
 #include <brim/adapt/parameter_search.h>
 #include <brim/adapt/saved_state.h>
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,9 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
 
 /// Wider kinds of call learn from the first call of a new kind and from failures.
 void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt);
+
+/// Whether a block at an address, which a recorded attempt left on the device, is in use now.
+std::function<bool(std::int64_t)> blocks_in_use(c10::Device device);
 
 /// Saves what the options name. If there is no memory for the copies, garbage and caches make room
 /// once. Null where nothing is named.

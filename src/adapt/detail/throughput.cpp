@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <ranges>
 
-#include "adapt/size_lattice.h"
+#include "need/size_lattice.h"
 
 namespace brim {
 namespace {

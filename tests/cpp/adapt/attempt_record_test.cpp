@@ -1,7 +1,7 @@
 // What an adaptive call tells about its tries: the record, observers, warnings, the last error.
 
 #include <brim/adapt/adapt.h>
-#include <brim/predict/allocation_record.h>
+#include <brim/need/trace.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -45,7 +45,7 @@ TEST(AttemptRecord, FiguresAreExact) {
   EXPECT_FALSE(fitted.repeats);
 }
 
-TEST(AttemptRecord, WhatATryFreesOfTheLastCallIsItsOwn) {
+TEST(AttemptRecord, TheLevelOfATryIsWhatWasInUseWhenItBegan) {
   at::Tensor gradients = tensor_of(200'000);
   const std::int64_t others = held_now() - 200'000;
   const Budget budget(others + 1'000'000, at::kCPU);
@@ -61,14 +61,15 @@ TEST(AttemptRecord, WhatATryFreesOfTheLastCallIsItsOwn) {
   }
   ASSERT_EQ(sizes_of(attempts), (std::vector<std::int64_t>{100, 50, 100, 50}));
   for (const Attempt& attempt : attempts) {
-    EXPECT_EQ(attempt.need(), attempt.fitted() ? 700'000 : 1'200'000);
-    EXPECT_EQ(attempt.held, others);
-    EXPECT_EQ(attempt.available, 1'000'000);
-    EXPECT_EQ(attempt.freed, 200'000) << "the next call will free as much";
+    // A failure has freed the gradients of the call before.
+    EXPECT_EQ(attempt.need(), attempt.fitted() ? 700'000 : 1'000'000);
+    EXPECT_EQ(attempt.held, attempt.fitted() ? others : others + 200'000);
+    EXPECT_EQ(attempt.left, attempt.fitted() ? 200'000 : -200'000);
+    EXPECT_EQ(attempt.available, attempt.fitted() ? 1'000'000 : 800'000);
   }
 }
 
-TEST(AttemptRecord, WhatAFailureLeavesCountsAsItsOwn) {
+TEST(AttemptRecord, WhatAFailureLeavesIsToldAndIsThereWhenTheNextBegins) {
   const CapturedWarnings warnings;
   at::Tensor gradients;
   const std::int64_t before = held_now();
@@ -82,12 +83,13 @@ TEST(AttemptRecord, WhatAFailureLeavesCountsAsItsOwn) {
         },
         {.strategy = Strategy::halving, .attempts = &attempts});
   ASSERT_EQ(sizes_of(attempts), (std::vector<std::int64_t>{100, 50}));
-  for (const Attempt& attempt : attempts) {
-    EXPECT_EQ(attempt.need(), attempt.fitted() ? 700'000 : 1'200'000);
-    EXPECT_EQ(attempt.held, before);
-    EXPECT_EQ(attempt.available, 1'000'000);
-    EXPECT_EQ(attempt.freed, attempt.fitted() ? 200'000 : 0) << "the next call will free as much";
-  }
+  EXPECT_EQ(attempts[0].need(), 1'200'000);
+  EXPECT_EQ(attempts[0].held, before);
+  EXPECT_EQ(attempts[0].left, 200'000);
+  EXPECT_EQ(attempts[1].need(), 500'000) << "above what the failure left";
+  EXPECT_EQ(attempts[1].held, before + 200'000);
+  EXPECT_EQ(attempts[1].left, 0);
+  EXPECT_EQ(attempts[1].available, 800'000);
 }
 
 TEST(AttemptRecord, RequestsOnTheCpuAreKnownOnceASizeHasFailed) {
@@ -103,13 +105,13 @@ TEST(AttemptRecord, RequestsOnTheCpuAreKnownOnceASizeHasFailed) {
           {.strategy = Strategy::halving, .memory = &memory, .attempts = &attempts});
   }
   ASSERT_EQ(sizes_of(attempts), (std::vector<std::int64_t>{100, 50, 50}));
-  EXPECT_FALSE(attempts[0].record) << "the first try is not watched";
+  EXPECT_FALSE(attempts[0].trace) << "the first try is not watched";
   for (const Attempt& fit : {attempts[1], attempts[2]}) {
-    ASSERT_TRUE(fit.record);
-    ASSERT_EQ(fit.record->requests.size(), 2U);
-    EXPECT_EQ(fit.record->requests[0].bytes, 50'000);
-    EXPECT_EQ(fit.record->requests[1].bytes, 500'000);
-    EXPECT_EQ(fit.record->events, (std::vector<std::int32_t>{0, 1, ~1, ~0}));
+    ASSERT_TRUE(fit.trace);
+    ASSERT_EQ(fit.trace->requests.size(), 2U);
+    EXPECT_EQ(fit.trace->requests[0].bytes, 50'000);
+    EXPECT_EQ(fit.trace->requests[1].bytes, 500'000);
+    EXPECT_EQ(fit.trace->events, (std::vector<std::int32_t>{0, 1, ~1, ~0}));
   }
 }
 
@@ -119,8 +121,8 @@ TEST(AttemptRecord, RequestsOfAWatchedFirstCallAreKnown) {
   batch(100, [&](std::int64_t size) { tensor_of(1'000 * size); },
         {.memory = &memory, .attempts = &attempts});
   ASSERT_EQ(attempts.size(), 1U);
-  ASSERT_TRUE(attempts[0].record) << "the next one may have less memory";
-  EXPECT_EQ(attempts[0].record->requests.front().bytes, 100'000);
+  ASSERT_TRUE(attempts[0].trace) << "the next one may have less memory";
+  EXPECT_EQ(attempts[0].trace->requests.front().bytes, 100'000);
 }
 
 TEST(AttemptRecord, PeakIsOfTheTryNotOfWhatWasHeldBefore) {

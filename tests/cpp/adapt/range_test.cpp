@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "adapt/calls.h"
-#include "adapt/memory_simulation.h"
+#include "need/memory_simulation.h"
 
 namespace brim {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <brim/predict/attempt.h>
+#include <brim/need/attempt.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>

@@ -31,6 +31,10 @@ struct Failure {
 /// ran out; the message does.
 BRIM_API Failure make_failure(const OomCause& cause, std::string text);
 
+/// On the CPU a backward pass that failed keeps what it had not run yet until the next one on this
+/// thread; this runs an empty one. Python's lock must not be held.
+BRIM_API void release_failed_backward();
+
 /// Classifies `error` and releases it. @throws the error itself if it is not about memory.
 BRIM_API Failure release_error(std::exception_ptr error);
 

@@ -19,7 +19,7 @@ inline std::int64_t whole_bytes(double bytes) noexcept {
 class RequestGrowth {
  public:
   RequestGrowth(double here, double at_size, double there, double other_size) noexcept
-      : here_(here), at_size_(at_size) {
+      : here_(here), at_size_(at_size), there_(there), other_size_(other_size) {
     // Sizes are whole numbers: a little more than in proportion is rounding.
     constexpr double kStraight = 1.02;
     constexpr double kMostPower = 3;
@@ -30,18 +30,38 @@ class RequestGrowth {
     } else {
       slope_ = std::max((here - there) / (at_size - other_size), 0.0);
     }
+    const double most = std::max(at_size, other_size);
+    trusted_ = most * std::pow(most / std::min(at_size, other_size), kTrusted);
   }
 
   [[nodiscard]] std::int64_t at(double size) const noexcept {
-    return whole_bytes(power_ > 0 ? here_ * std::pow(size / at_size_, power_)
-                                  : here_ + slope_ * (size - at_size_));
+    if (power_ > 0) {
+      return whole_bytes(here_ * std::pow(size / at_size_, power_));
+    }
+    const double near = std::min(size, trusted_);
+    return whole_bytes((here_ + slope_ * (near - at_size_)) * (size / near));
+  }
+
+  /// Of several requests together, none of which grows faster than with `power`: at most so much
+  /// at a larger size than both.
+  [[nodiscard]] std::int64_t most_at(double size, double power) const noexcept {
+    const double step = std::pow(at_size_, power) - std::pow(other_size_, power);
+    const double times = (std::pow(size, power) - std::pow(at_size_, power)) / step;
+    return step > 0 ? std::max(at(size), whole_bytes(here_ + (here_ - there_) * times)) : at(size);
   }
 
  private:
+  // Two sizes close to each other may be padded to the same. Beyond the power of their ratio above
+  // them, a request is taken to grow in proportion at least.
+  static constexpr double kTrusted = 2;
+
   double here_;
   double at_size_;
+  double there_;
+  double other_size_;
   double slope_ = 0;
   double power_ = 0;  // 0: a line
+  double trusted_ = 0;
 };
 
 }  // namespace brim::detail

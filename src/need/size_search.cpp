@@ -1,40 +1,40 @@
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 
 #include <algorithm>
 #include <ranges>
 #include <utility>
 
-#include "adapt/size_lattice.h"
-#include "predict/growth.h"
+#include "need/need.h"
+#include "need/search_constants.h"
+#include "need/size_lattice.h"
 
 namespace brim {
 namespace {
 
 using detail::require;
 
-// Free memory fluctuates: a change below this is none.
-constexpr double kClearly = 1.1;
-// After this many fits, a call in parts retries a size whose failure was doubtful.
-constexpr int kFitsToLift = 3;
-
 void check_size(const Attempt& attempt) {
   const std::int64_t size = attempt.values.empty() ? 0 : attempt.size();
   require(size >= 1, "size", size, "at least 1");
 }
 
+/// Whether a failure's bytes do not explain it: something else held memory for a moment.
 bool doubtful(const Attempt& attempt) {
   return !attempt.fitted() && attempt.need() && attempt.available &&
-         !detail::explains(attempt, static_cast<double>(*attempt.available));
+         static_cast<double>(*attempt.need()) <
+             search::kExplained * static_cast<double>(*attempt.available);
 }
 
 }  // namespace
 
 SizeSearch::SizeSearch(const SizeSearchOptions& options)
-    : options_(options), available_(std::max<std::int64_t>(options.available.value_or(-1), -1)) {
+    : options_(options),
+      available_(std::max<std::int64_t>(options.circumstances.available.value_or(-1), -1)) {
   require(options.lower >= 1, "lower", options.lower, "at least 1");
   require(options.upper >= options.lower, "upper", options.upper, "at least lower");
   require(options.quantum >= 1, "quantum", options.quantum, "at least 1");
-  require(options.margin >= 0.0 && options.margin <= 0.5, "margin", options.margin, "in [0, 0.5]");
+  const double margin = options.circumstances.margin;
+  require(margin >= 0.0 && margin <= 0.5, "margin", margin, "in [0, 0.5]");
   choose();
 }
 
@@ -64,34 +64,25 @@ void SizeSearch::record(const Attempt& attempt) {
   };
   const std::int64_t before = left();
   const std::int64_t previous = known_.empty() ? 0 : known_.back().size();
-  expect_available(attempt);
+  if (attempt.available.value_or(-1) >= 0) {
+    available_ = std::max<std::int64_t>(*attempt.available - attempt.left, 0);
+  }
   add(attempt, false);
   grown_ += attempt.size() > previous ? 1 : 0;
   ++(attempt.fitted() ? fits_ : failures_);
   fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;
   doubtful_failures_ += doubtful(attempt) ? 1 : 0;
+  // Most parts of a range repeat a size that still fits.
+  const bool settled = finished_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
+                       static_cast<double>(*attempt.peak) <= usable() &&
+                       static_cast<double>(available_) <=
+                           search::kClearly * static_cast<double>(chosen_for_);
+  if (settled && best_ == next_) {
+    return;
+  }
   update_bounds();
   stalls_ = left() > before / 2 ? stalls_ + 1 : 0;
   choose();
-}
-
-void SizeSearch::expect_available(const Attempt& attempt) noexcept {
-  if (attempt.available.value_or(-1) < 0) {
-    return;
-  }
-  available_ = *attempt.available;
-  if (known_.empty()) {
-    return;
-  }
-  const Attempt& previous = known_.back();
-  const std::int64_t then = previous.available.value_or(-1);
-  if (attempt.fitted() && previous.fitted() && !previous.remembered && then > available_) {
-    // The available bytes were read before the attempt. What it left behind is not known yet, so
-    // assume as much per size as the attempt before it left.
-    const double left = static_cast<double>(then - available_) /
-                        static_cast<double>(previous.size()) * static_cast<double>(attempt.size());
-    available_ -= static_cast<std::int64_t>(std::min(left, static_cast<double>(available_) / 2));
-  }
 }
 
 void SizeSearch::add(const Attempt& attempt, bool remembered) {
@@ -108,10 +99,10 @@ void SizeSearch::add(const Attempt& attempt, bool remembered) {
     known_.push_back(attempt);
   } else {
     std::rotate(place, place + 1, known_.end());
-    auto record = known_.back().size() == attempt.size() ? known_.back().record : nullptr;
+    auto trace = known_.back().size() == attempt.size() ? known_.back().trace : nullptr;
     known_.back() = attempt;  // in its memory: most parts of a range repeat a size
-    if (!known_.back().record) {
-      known_.back().record = std::move(record);
+    if (!known_.back().trace) {
+      known_.back().trace = std::move(trace);
     }
   }
   Attempt& added = known_.back();
@@ -119,42 +110,48 @@ void SizeSearch::add(const Attempt& attempt, bool remembered) {
   if (added.available < 0) {
     added.available.reset();
   }
-  // A fit that held nothing says nothing about growth, except to a probe, which may grow.
-  if (added.fitted() && added.peak == 0 && options_.start != Start::probe) {
-    added.peak.reset();
-  }
 }
 
-bool SizeSearch::bounds(const Attempt& attempt) const noexcept {
+bool SizeSearch::bounds(const Attempt& attempt) const {
   const std::int64_t bytes = attempt.need().value_or(-1);
   const bool comparable = attempt.available && available_ >= 0;
   const auto now = static_cast<double>(available_);
   const auto then = static_cast<double>(attempt.available.value_or(0));
-  // An attempt without bytes (a kernel's size limit, memory of another device), or a failure that
-  // had all the bytes but not in one piece, counts until clearly more or less memory is available.
+  // One without bytes (a kernel's size limit, memory of another device), or a failure that had all
+  // the bytes but not in one piece, counts until clearly more or less memory is available.
   const bool explained = bytes >= 0 && (attempt.fitted() || static_cast<double>(bytes) > then);
-  const double tolerance = explained ? 1.0 : kClearly;
+  const double same = explained ? search::kSameBytes : search::kClearly;
+  if (attempt.fitted() && attempt.remembered && available_ >= 0 && is_trusted() &&
+      need_->recorded()) {
+    // It has fitted beside as much free memory as it left: no more than the margin is kept.
+    const double room = now - options_.circumstances.margin * now;
+    return need_->upper(static_cast<double>(attempt.size())) <= room ||
+           (bytes >= 0 && static_cast<double>(bytes) <= room);
+  }
   if (attempt.fitted()) {
-    const bool no_less = comparable ? now * tolerance >= then : bytes < 0;
-    // With a known need, slightly less than then is fine as long as it is enough.
-    const bool enough =
-        comparable && bytes >= 0 && bytes <= available_ && now >= then * (1.0 - options_.margin);
-    return no_less || enough ||
+    // What it left itself is not missing: the next call replaces it. The results of parts stay.
+    const bool replaces = options_.start != Start::probe;
+    const double with_left = now + (replaces ? std::max(static_cast<double>(attempt.left), 0.0) : 0.0);
+    const bool holds = comparable ? with_left * same >= then : bytes < 0;
+    return holds ||
            (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
   }
   if (doubtful(attempt)) {
     // Memory that was short for a moment (another thread, a test) must not keep sizes small for
     // good. The next call ignores the failure; a call in parts retries once after some fits.
-    const bool lifted =
-        options_.start == Start::probe && doubtful_failures_ == 1 && fits_in_a_row_ >= kFitsToLift;
+    const bool lifted = options_.start == Start::probe && doubtful_failures_ == 1 &&
+                        fits_in_a_row_ >= search::kFitsToLift;
     return !attempt.remembered && !lifted;
   }
-  const bool no_more = comparable ? now <= then * tolerance : bytes < 0;
+  const bool no_more = comparable ? now <= then * same : bytes < 0;
   return !attempt.remembered || no_more || (available_ >= 0 && bytes > available_);
 }
 
-void SizeSearch::update_bounds() noexcept {
+void SizeSearch::update_bounds() {
   const auto grid = detail::lattice(options_);
+  auto need = Need::of_fits(known_, options_.circumstances.in_use,
+                            available_ < 0 ? std::nullopt : std::optional(available_));
+  need_ = need ? std::make_shared<const Need>(*std::move(need)) : nullptr;
   best_ = 0;
   failure_ = 0;
   failed_here_ = false;

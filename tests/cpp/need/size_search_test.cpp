@@ -1,8 +1,10 @@
-// The search whatever the numbers say: strategies, lattice, bounds, termination. Numerical targets:
-// size_prediction_test.
+// The search whatever the numbers say: strategies, lattice, bounds, termination. Over many kinds of
+// work: promises_test. In parts: probing_test.
 
-#include <brim/adapt/size_search.h>
-#include <brim/adapt/strategy.h>
+#include <brim/adapt/size_memory.h>
+#include <brim/need/size_search.h>
+#include <brim/need/strategy.h>
+#include <brim/need/trace.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "adapt/memory_simulation.h"
+#include "need/memory_simulation.h"
 
 namespace brim {
 namespace {
@@ -54,9 +56,12 @@ TEST(SizeSearch, WrongOptionIsAnErrorThatNamesIt) {
   EXPECT_EQ(message({.upper = 4, .lower = 0}), "lower=0 is not allowed; it must be at least 1");
   EXPECT_EQ(message({.upper = 4, .lower = 5}), "upper=4 is not allowed; it must be at least lower");
   EXPECT_EQ(message({.upper = 4, .quantum = 0}), "quantum=0 is not allowed; it must be at least 1");
-  EXPECT_NE(message({.upper = 4, .margin = -0.1}).find("margin=-0.1"), std::string::npos);
-  EXPECT_NE(message({.upper = 4, .margin = std::nan("")}).find("margin="), std::string::npos);
-  EXPECT_EQ(message({.upper = 4, .lower = 4, .quantum = 9, .margin = 0.5}), "no error");
+  EXPECT_NE(message({.upper = 4, .circumstances = {.margin = -0.1}}).find("margin=-0.1"),
+            std::string::npos);
+  EXPECT_NE(message({.upper = 4, .circumstances = {.margin = std::nan("")}}).find("margin="),
+            std::string::npos);
+  EXPECT_EQ(message({.upper = 4, .lower = 4, .quantum = 9, .circumstances = {.margin = 0.5}}),
+            "no error");
 }
 
 TEST(SizeSearch, OutcomeWithoutASizeIsAnError) {
@@ -123,7 +128,7 @@ TEST(SizeSearch, FindsTheExactMaximumOfAnyMonotonePredicate) {
       const SizeSearchOptions o = random_options(random, strategy, Start::at_upper);
       const std::int64_t threshold = random.integer(0, o.upper + 1);
       const double power = random.real(0.3, 3);
-      const Need need = [=](std::int64_t s) {  // one byte steps in at the threshold
+      const Curve need = [=](std::int64_t s) {  // one byte steps in at the threshold
         return static_cast<std::int64_t>(
                    1e6 * std::pow(static_cast<double>(s) / static_cast<double>(o.upper), power)) +
                (s > threshold ? 100'000'000 : 0);
@@ -346,6 +351,143 @@ TEST(SizeSearch, NewestOutcomeCountsWhereTwoContradict) {
   search.record(fit(800));
   EXPECT_EQ(search.best(), 800);
   EXPECT_EQ(search.smallest_failure(), std::nullopt);
+}
+
+TEST(SizeSearch, FailureDespiteRoomStillShrinks) {
+  // The limit promises 10 % more than there is (another process, fragments).
+  const std::int64_t promised = 1000 * kMiB;
+  const std::int64_t real = 900 * kMiB;
+  SizeSearch search({.upper = 100'000});
+  for (;;) {
+    const std::int64_t need = search.next() * kMiB;
+    const bool fitted = need <= real;
+    search.record({.values = {search.next()},
+                   .outcome = outcome(fitted),
+                   .peak = fitted ? need : 0,
+                   .requested = need,
+                   .available = promised});
+    if (fitted) {
+      break;
+    }
+    ASSERT_LT(search.attempts(), 9);
+  }
+  EXPECT_GE(*search.best(), 781);  // halving's size
+}
+
+// ---------------------------------------------------------------- remembered facts
+
+const Curve kRemembered = [](std::int64_t s) {
+  return 100 * kMiB + s * kMiB;
+};  // 900 fit in 1000 MiB
+
+SizeSearch with_memory(std::int64_t upper, std::int64_t then, std::int64_t now,
+                       const std::vector<std::int64_t>& sizes) {
+  SizeSearch search({.upper = upper, .circumstances = {.available = now}});
+  for (const std::int64_t size : sizes) {
+    search.remember(attempt(kRemembered, size, then, 100 * kMiB));
+  }
+  return search;
+}
+
+TEST(SizeSearch, RememberedFitsStartAtThePredictedMaximum) {
+  const SizeSearch search =
+      with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100'000, 800, 850, 880});
+  EXPECT_GE(search.next(), 885);
+  EXPECT_LE(search.next(), 900);
+}
+
+TEST(SizeSearch, MoreMemoryLiftsARememberedFailure) {
+  SizeSearch search =
+      with_memory(100'000, 1000 * kMiB, 2000 * kMiB, {100'000, 1000, 880, 800, 600});
+  EXPECT_EQ(search.smallest_failure(), 100'000);  // it needs more than there is now, 1000 does not
+  EXPECT_EQ(search.best(), 880);
+  EXPECT_GE(search.next(), 1860);
+  EXPECT_LE(search.next(), 1900);
+}
+
+TEST(SizeSearch, LessMemoryUnbindsARememberedFit) {
+  SizeSearch search = with_memory(100'000, 1000 * kMiB, 500 * kMiB, {100'000, 1000, 880, 800, 200});
+  EXPECT_EQ(search.best(), 200);
+  EXPECT_EQ(search.smallest_failure(), 1000);
+  EXPECT_GE(search.next(), 380);
+  EXPECT_LE(search.next(), 400);
+}
+
+TEST(SizeSearch, RememberedFailuresAloneStartBelowThem) {
+  const SizeSearch search = with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {100'000, 1200});
+  EXPECT_GE(search.next(), 781);  // as halving
+  EXPECT_LE(search.next(), 900);
+}
+
+TEST(SizeSearch, RememberedBoundsThatMeetFinishTheSearch) {
+  const SizeSearch search = with_memory(1000, 1000 * kMiB, 1000 * kMiB, {901, 900});
+  EXPECT_TRUE(search.finished());
+  EXPECT_EQ(search.next(), 900);
+}
+
+TEST(SizeSearch, RememberedSizesWithoutBytesAreWhereItStarts) {
+  for (const Strategy strategy : {Strategy::predictive, Strategy::halving, Strategy::bisect}) {
+    SizeSearch search({.strategy = strategy, .upper = 1000});
+    search.remember(failure(1000));
+    search.remember(fit(250));
+    EXPECT_EQ(search.next(), 250);
+    EXPECT_FALSE(search.finished());
+    search.record(failure(250));
+    EXPECT_LT(search.next(), 250);  // what happens now outweighs it
+  }
+}
+
+TEST(SizeSearch, RememberedFactsOfOtherAvailableBytesNeverPreventTheExactMaximum) {
+  Random random(10);
+  for (int i = 0; i < 3000; ++i) {
+    const Affine f = random_affine(random, 512, 1e8);
+    const std::int64_t upper = f.most * random.integer(1, 20);
+    SizeSearch search({.upper = upper, .circumstances = {.available = f.available}});
+    for (std::int64_t fact = random.integer(0, 40); fact > 0; --fact) {  // more than are kept
+      const auto then =
+          static_cast<std::int64_t>(static_cast<double>(f.available) * random.real(0.3, 3));
+      search.remember(attempt(f.need, random.integer(1, upper), then, std::min(f.base, then)));
+    }
+    const Attempts run = until_finished(search, f.need, f.available, f.base);
+    ASSERT_EQ(search.best(), largest_fit(f.need, f.available, upper));
+    ASSERT_LE(run.outcomes.size(), 40U);
+  }
+}
+
+// Traces of 15 and 16 items show a need that hardly grows, but 17 are padded to 32.
+TEST(SizeSearch, FollowsNoTracesThatFailuresContradict) {
+  constexpr std::int64_t kAvailable = 80 * kMiB;
+  const auto attempt = [&](std::int64_t size) {
+    const std::int64_t padded = (size + 15) / 16 * 64 * kMiB;
+    const bool fits = padded + size * kMiB / 8 <= kAvailable;
+    std::vector<AllocationEvent> events{
+        {.address = 1, .bytes = padded, .operation = 0, .name = 1, .refused = !fits}};
+    if (fits) {
+      events.push_back({.address = 2, .bytes = size * kMiB / 8, .operation = 1, .name = 2});
+      events.push_back({.address = 2, .freed = true});
+      events.push_back({.address = 1, .freed = true});
+    }
+    Attempt result = ended(size, fits);
+    result.available = kAvailable;
+    result.peak = fits ? padded + size * kMiB / 8 : 0;
+    result.trace = trace_of(events, fits);
+    if (!fits) {
+      result.requested = padded;
+    }
+    return result;
+  };
+  std::vector<Attempt> known{attempt(32), attempt(16), attempt(15)};
+  int failures = 0;
+  for (int i = 0; i < 8; ++i) {
+    SizeSearch search({.upper = 32, .circumstances = {.available = kAvailable}});
+    search.remember(known);
+    for (add_attempt(known, attempt(search.next())); !known.back().fitted(); ++failures) {
+      known.back().expected = search.expected();
+      search.record(known.back());
+      add_attempt(known, attempt(search.next()));
+    }
+  }
+  EXPECT_LE(failures, 2);
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 
 // What the tests of the size search share: random cases, and memory that is only arithmetic.
 
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
+#include <brim/need/trace.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +17,8 @@
 
 namespace brim::simulation {
 
-using Need = std::function<std::int64_t(std::int64_t)>;
+/// Bytes by size.
+using Curve = std::function<std::int64_t(std::int64_t)>;
 
 using tests::kMiB;
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
@@ -73,9 +75,12 @@ inline Attempt fit(std::int64_t size) { return {.values = {size}}; }
 inline Attempt failure(std::int64_t size) { return {.values = {size}, .outcome = outcome(false)}; }
 inline Attempt ended(std::int64_t size, bool fitted) { return fitted ? fit(size) : failure(size); }
 
-// The bytes of an attempt that holds `base` from the start on and asks for all the rest at once.
-inline Attempt attempt(const Need& need, std::int64_t size, std::int64_t available,
-                       std::int64_t base = 0) {
+/// Whether the requests of attempts are recorded, or only their bytes are known.
+enum class Shows : std::uint8_t { trace, peak };
+
+/// An attempt that holds `base` from the start on and asks for all the rest at once.
+inline Attempt attempt(const Curve& need, std::int64_t size, std::int64_t available,
+                       std::int64_t base = 0, Shows shows = Shows::trace) {
   const std::int64_t bytes = need(size);
   Attempt result = ended(size, bytes <= available);
   result.held = 12345;  // in use before every attempt: only what is above it may count
@@ -84,10 +89,22 @@ inline Attempt attempt(const Need& need, std::int64_t size, std::int64_t availab
   if (!result.fitted()) {
     result.requested = bytes - base;
   }
+  if (shows == Shows::trace) {
+    const std::vector<AllocationEvent> events{
+        {.address = 1, .bytes = base, .operation = 0, .name = 1, .path = 1},
+        {.address = 2,
+         .bytes = bytes - base,
+         .operation = 1,
+         .name = 2,
+         .path = 2,
+         .refused = !result.fitted()},
+        {.address = 1, .bytes = base, .freed = true}};
+    result.trace = trace_of(events, result.fitted());
+  }
   return result;
 }
 
-inline std::int64_t largest_fit(const Need& need, std::int64_t available, std::int64_t upper) {
+inline std::int64_t largest_fit(const Curve& need, std::int64_t available, std::int64_t upper) {
   std::int64_t fits = 0;
   std::int64_t fails = upper + 1;
   while (fails - fits > 1) {
@@ -102,22 +119,22 @@ struct Attempts {
   int failures = 0;
 };
 
-inline Attempts until_fit(SizeSearch& search, const Need& need, std::int64_t available,
-                          std::int64_t base = 0) {
+inline Attempts until_fit(SizeSearch& search, const Curve& need, std::int64_t available,
+                          std::int64_t base = 0, Shows shows = Shows::trace) {
   Attempts run;
   while (run.outcomes.empty() || (!run.outcomes.back().fitted() && !search.finished())) {
-    run.outcomes.push_back(attempt(need, search.next(), available, base));
+    run.outcomes.push_back(attempt(need, search.next(), available, base, shows));
     search.record(run.outcomes.back());
     run.failures += run.outcomes.back().fitted() ? 0 : 1;
   }
   return run;
 }
 
-inline Attempts until_finished(SizeSearch& search, const Need& need, std::int64_t available,
-                               std::int64_t base = 0) {
+inline Attempts until_finished(SizeSearch& search, const Curve& need, std::int64_t available,
+                               std::int64_t base = 0, Shows shows = Shows::trace) {
   Attempts run;
   while (!search.finished() && run.outcomes.size() < 1000) {
-    run.outcomes.push_back(attempt(need, search.next(), available, base));
+    run.outcomes.push_back(attempt(need, search.next(), available, base, shows));
     search.record(run.outcomes.back());
     run.failures += run.outcomes.back().fitted() ? 0 : 1;
   }
@@ -131,7 +148,7 @@ inline std::int64_t bound_of_attempts(const SizeSearchOptions& o) {
 // a + b s with a constant share of at most a half, in granules, whose largest fit is about `most`.
 struct Affine {
   std::int64_t available, most, base;
-  Need need;
+  Curve need;
 };
 
 inline Affine random_affine(Random& random, std::int64_t granule, double smallest_available) {

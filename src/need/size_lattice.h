@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include <brim/adapt/size_search.h>
+#include <brim/need/size_search.h>
 
 #include "check_argument.h"
 

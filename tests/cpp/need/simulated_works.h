@@ -1,23 +1,26 @@
 #pragma once
 
 // Works of many kinds that exist only as sequences of allocations and frees, run on a model of a
-// device's allocator.
+// device's allocator, and calls of them as adapt's driver makes them.
 
 #include <brim/adapt/size_memory.h>
-#include <brim/adapt/size_search.h>
-#include <brim/predict/allocation_record.h>
+#include <brim/need/size_search.h>
+#include <brim/need/trace.h>
 #include <brim/predict/allocator_model.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "adapt/detail/attempt_monitor.h"
 #include "adapt/detail/recollection.h"
-#include "adapt/memory_simulation.h"
+#include "need/memory_simulation.h"
 
 namespace brim::simulation {
 
@@ -26,7 +29,10 @@ enum class Life : std::uint8_t {
   call,      ///< until the end of the call, unless another step frees it
   result,    ///< until the call has returned
   replaced,  ///< until the next call begins: gradients, with zero_grad() at the start
-  once,      ///< for good, and made only where it is not there yet: an optimizer's state
+  once,      ///< until a step frees it, and made only where it is not there yet: an optimizer's
+             ///< state; with a step that frees it before, gradients that zero_grad() drops there
+  assigned,  ///< until the next call has made its own: the last loss or output, kept in a variable
+  piles,     ///< for good, and each call makes one more: a list of results
 };
 
 /// Growing bytes are in units that are scaled until the program needs all of the available bytes at
@@ -36,6 +42,8 @@ struct Step {
   double padding = 1;  // sizes are rounded up to multiples of it
   Life life = Life::call;
   bool optional = false;     // a workspace: if it is refused, the work goes on without
+  bool inside = false;       // by the operator of the step before
+  double above = 0;          // only at sizes above this share of the largest: another kernel
   std::ptrdiff_t free = -1;  // releases what that step allocated, and allocates nothing
 };
 using Program = std::vector<Step>;
@@ -148,7 +156,7 @@ class Work {
     reset(AllocatorKind::exact, available);
     double fits = 0;
     double fails = 1e3 * static_cast<double>(available);
-    for (int i = 0; i < 80; ++i) {
+    for (int i = 0; i < 60; ++i) {
       scale_ = (fits + fails) / 2;
       (fits_steadily(largest) ? fits : fails) = scale_;
     }
@@ -156,130 +164,139 @@ class Work {
     reset(kind, available);
   }
 
-  /// What is there now was there before the attempts that follow.
-  void begin_call() { before_ = device_.now().allocated; }
-
   /// What the driver would measure of an attempt.
-  /// @param record whether to record the requests.
-  Attempt run(std::int64_t size, bool record = false) {
-    return run_at(static_cast<double>(size), record);
+  /// @param events what it asked for and freed; null: not recorded.
+  Attempt run(std::int64_t size, std::vector<AllocationEvent>* events = nullptr) {
+    return run_at(static_cast<double>(size), events);
   }
+
+  /// The caller drops what the call has returned.
+  void drop_result() { release_all(Life::result, nullptr); }
 
   /// The largest size that fits from an empty cache, once what lives longer is there.
   [[nodiscard]] std::int64_t largest() const {
     std::int64_t fits = 0;
-    for (std::int64_t fails = 4 * static_cast<std::int64_t>(unit_); fails - fits > 1;) {
+    for (std::int64_t fails = 4 * static_cast<std::int64_t>(unit_) + 4; fails - fits > 1;) {
       const std::int64_t middle = fits + (fails - fits) / 2;
       (fits_steadily(static_cast<double>(middle)) ? fits : fails) = middle;
     }
     return fits;
   }
 
-  /// What a call may use, if it frees what the last one freed.
-  [[nodiscard]] std::int64_t available(const std::vector<Attempt>& known) const {
-    const std::int64_t allocated = device_.now().allocated;
-    const std::int64_t free = capacity() - allocated;
-    const Attempt* last = detail::last_fit(known);
-    return last == nullptr
-               ? free
-               : free + std::clamp<std::int64_t>(allocated - last->held, 0, last->freed);
-  }
-
-  void empty_cache() { device_.empty_cache(); }
-  [[nodiscard]] const AllocatorModel& device() const { return device_; }
+  [[nodiscard]] bool is_in_use(std::int64_t address) const { return seen_.contains(address); }
+  [[nodiscard]] bool packs() const { return device_.options().kind == AllocatorKind::exact; }
+  [[nodiscard]] std::int64_t available() const { return capacity() - device_.now().allocated; }
   [[nodiscard]] std::int64_t capacity() const { return device_.options().capacity; }
+  [[nodiscard]] AllocatorModel& device() { return device_; }
 
  private:
+  using Events = std::vector<AllocationEvent>;
+
   void reset(AllocatorKind kind, std::int64_t capacity) {
     device_ = AllocatorModel({.kind = kind, .capacity = capacity});
     std::ranges::fill(kept_, std::nullopt);
+    seen_.clear();
   }
 
   /// The device's memory ends anywhere between the needs of two sizes, so a size may be a fraction.
-  Attempt run_at(double size, bool record) {
-    const bool exact = device_.options().kind == AllocatorKind::exact;
-    std::vector<AllocationEvent> events;
-    const auto note = [&](std::int64_t allocation, bool freed) {
-      if (const AllocatorBlock block = device_.block(allocation); block.size > 0) {
-        // Exact bytes have no place: any number that tells them apart.
-        const std::int64_t address = exact ? allocation : block.address;
-        events.push_back({static_cast<std::uintptr_t>(address), block.requested, 0, freed});
-      }
-    };
+  Attempt run_at(double size, Events* events) {
     const std::int64_t start = device_.now().allocated;
     device_.reset_peak();
-    std::int64_t low = start;
-    const auto release = [&](std::optional<std::int64_t>& allocation) {
-      if (allocation) {
-        note(*allocation, true);
-        device_.free(*std::exchange(allocation, std::nullopt));
-        low = std::min(low, device_.now().allocated);
-      }
-    };
-    const auto release_all = [&](Life life) {
-      for (std::size_t i = 0; i < program_.size(); ++i) {
-        if (program_[i].life == life) {
-          release(kept_[i]);
-        }
-      }
-    };
-    release_all(Life::replaced);
+    running_ = 0;
+    release_all(Life::replaced, events);
     Attempt attempt{.values = {static_cast<std::int64_t>(size)}};
     for (std::size_t i = 0; i < program_.size() && attempt.fitted(); ++i) {
       const Step& step = program_[i];
+      running_ += step.inside ? 0 : 1;
       if (step.free >= 0) {
-        release(kept_[static_cast<std::size_t>(step.free)]);
-      } else if (!kept_[i]) {
+        release(kept_[static_cast<std::size_t>(step.free)], events);
+      } else if ((!kept_[i] || step.life == Life::assigned || step.life == Life::piles) &&
+                 size > step.above * unit_) {
         const std::int64_t bytes = bytes_of(step, size);
-        if (bytes <= AllocatorModel::kLargestRequest) {
-          kept_[i] = device_.allocate(bytes);
+        auto made =
+            bytes <= AllocatorModel::kLargestRequest ? device_.allocate(bytes) : std::nullopt;
+        if (made) {
+          note(*made, false, events);
+          std::swap(kept_[i], made);
+          if (step.life == Life::assigned) {
+            release(made, events);
+          }
+          continue;
         }
-        if (!kept_[i] && step.optional) {
-          events.push_back({.bytes = bytes, .refused = true});
-        } else if (kept_[i]) {
-          note(*kept_[i], false);
-        } else {
-          events.push_back({.bytes = bytes, .refused = true});
+        if (events != nullptr) {
+          events->push_back(event_of({.bytes = bytes, .refused = true}));
+        }
+        if (!step.optional) {
           attempt.outcome = OomKind::device_memory;
           attempt.requested = bytes;
-          attempt.peak = device_.now().allocated;
+          attempt.peak = std::max<std::int64_t>(device_.now().allocated - start, 0);
         }
       }
     }
     if (attempt.fitted()) {
-      attempt.peak = device_.peak().allocated;
+      attempt.peak = device_.peak().allocated - start;
     }
-    release_all(Life::call);
+    release_all(Life::call, events);
     if (!attempt.fitted()) {
-      release_all(Life::result);
+      release_all(Life::result, events);
     }
-    // CUDA's allocator keeps no least: only what is missing at the end is known.
-    const std::int64_t end = device_.now().allocated;
-    low = exact ? low : std::min(start, end);
-    attempt.freed = std::max<std::int64_t>((attempt.fitted() ? before_ : start) - low, 0);
-    attempt.held = low;
-    attempt.available = device_.options().capacity - attempt.held;
-    *attempt.peak -= low;
-    if (record) {
-      attempt.record = record_of(events, attempt.fitted());
-      attempt.freed = std::max(attempt.freed, attempt.record->replaced());
-    }
-    if (attempt.fitted() && !exact) {
-      attempt.unused = std::max<std::int64_t>(device_.now().reserved - low - *attempt.peak, 0);
-    }
-    release_all(Life::result);
+    attempt.held = start;
+    attempt.left = device_.now().allocated - start;
+    attempt.available = capacity() - start;
     return attempt;
+  }
+
+  [[nodiscard]] AllocationEvent event_of(AllocationEvent event) const {
+    event.operation = running_;
+    event.name = event.path = static_cast<std::uint64_t>(running_) + 1;
+    return event;
+  }
+
+  void note(std::int64_t allocation, bool freed, Events* events) {
+    const AllocatorBlock block = device_.block(allocation);
+    if (block.size == 0) {
+      return;
+    }
+    // Exact bytes have no place: any number that tells them apart.
+    const std::int64_t address = packs() ? allocation : block.address;
+    if (freed) {
+      seen_.erase(address);
+    } else if (events != nullptr) {
+      seen_.insert(address);
+    }
+    if (events != nullptr) {
+      events->push_back(event_of({.address = static_cast<std::uintptr_t>(address),
+                                  .bytes = block.requested,
+                                  .freed = freed}));
+    }
+  }
+
+  void release(std::optional<std::int64_t>& allocation, Events* events) {
+    if (allocation) {
+      note(*allocation, true, events);
+      device_.free(*std::exchange(allocation, std::nullopt));
+    }
+  }
+
+  void release_all(Life life, Events* events) {
+    for (std::size_t i = 0; i < program_.size(); ++i) {
+      if (program_[i].life == life) {
+        release(kept_[i], events);
+      }
+    }
   }
 
   [[nodiscard]] bool fits_steadily(double size) const {
     Work copy = *this;
     copy.run(1);
-    copy.empty_cache();
-    const int times = device_.options().kind == AllocatorKind::exact ? 1 : 6;
+    copy.drop_result();
+    copy.device_.empty_cache();
+    const int times = packs() ? 2 : 6;
     for (int i = 0; i < times; ++i) {
-      if (!copy.run_at(size, false).fitted()) {
+      if (!copy.run_at(size, nullptr).fitted()) {
         return false;
       }
+      copy.drop_result();
     }
     return true;
   }
@@ -297,8 +314,83 @@ class Work {
   double unit_;
   double scale_ = 1;
   std::vector<std::optional<std::int64_t>> kept_;  // by step: what it allocated
+  std::unordered_set<std::int64_t> seen_;          // recorded, and in use
+  std::int32_t running_ = 0;                       // the operator
   AllocatorModel device_;
-  std::int64_t before_ = 0;  // bytes in use when the call began
 };
+
+struct Call {
+  int failures = 0;
+  std::int64_t first = 0;  // the size that was tried first
+  std::int64_t size = 0;   // that fitted; 0: none
+};
+
+/// A call as the driver makes it.
+/// @param tried told of each size, with what was available, before it is tried.
+inline Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory,
+                 Shows shows = Shows::trace,
+                 const std::function<void(const SizeSearch&, std::int64_t)>& tried = {}) {
+  const auto in_use = [&](std::int64_t address) { return work.is_in_use(address); };
+  if (!memory.empty()) {
+    options.circumstances.available = work.available();
+  }
+  options.circumstances.packs = work.packs();
+  options.circumstances.in_use = in_use;
+  options.circumstances.allocator = [&]() -> std::optional<AllocatorModel> {
+    return AllocatorModel(work.device().options(), work.device().segments());
+  };
+  SizeSearch search(options);
+  search.remember(memory);
+  const std::vector<Attempt> known = memory;
+  const Attempt* last = detail::last_fit(known);
+  std::int64_t cached = last == nullptr ? search.next() : last->size();
+  std::vector<std::shared_ptr<const Trace>> failed;
+  std::optional<Attempt> needed_release;
+  for (Call result{.first = search.next()};; ++result.failures) {
+    const bool new_size = search.next() != cached && !needed_release;
+    const bool released = new_size || needed_release;
+    if (new_size && !work.packs()) {
+      work.device().empty_cache();
+    }
+    if (tried && !needed_release) {
+      tried(search, work.available());
+    }
+    std::vector<AllocationEvent> events;
+    const bool records = shows == Shows::trace && (released || detail::still_moving(known));
+    Attempt attempt = work.run(search.next(), records ? &events : nullptr);
+    if (attempt.fitted()) {
+      if (!events.empty()) {
+        attempt.trace = trace_of(events, true, detail::last_trace(known).get(), failed, in_use);
+      }
+      add_attempt(memory, attempt);
+      if (needed_release) {
+        add_attempt(memory, *needed_release);
+      }
+      work.drop_result();
+      result.size = attempt.size();
+      return result;
+    }
+    if (!events.empty()) {
+      attempt.trace = trace_of(events, false);
+      failed.push_back(attempt.trace);
+    }
+    needed_release.reset();
+    if (!work.packs() && !released &&
+        should_have_fitted({.requested = attempt.requested, .in_use = attempt.held + *attempt.peak},
+                           work.capacity())) {
+      work.device().empty_cache();
+      needed_release = attempt;
+      continue;
+    }
+    attempt.expected = search.expected();
+    add_attempt(memory, attempt);
+    search.record(attempt);
+    cached = 0;
+    if (search.finished() && !search.best()) {
+      ++result.failures;
+      return result;
+    }
+  }
+}
 
 }  // namespace brim::simulation

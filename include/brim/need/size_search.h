@@ -1,21 +1,21 @@
 #pragma once
 
-#include <brim/adapt/strategy.h>
 #include <brim/export.h>
+#include <brim/need/attempt.h>
+#include <brim/need/strategy.h>
 #include <brim/predict/allocator_model.h>
-#include <brim/predict/attempt.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 namespace brim {
-namespace detail {
-class Growth;
-}  // namespace detail
+
+class Need;
 
 /// Where a predictive search begins when it remembers nothing.
 enum class Start : std::uint8_t {
@@ -24,25 +24,27 @@ enum class Start : std::uint8_t {
              ///< (`range`, `chunked`)
 };
 
+/// What the next attempt finds.
+struct Circumstances {
+  std::optional<std::int64_t> available{};  ///< bytes that it may use; empty: not known
+  /// Whether all free bytes can be used, as on the CPU. Else as much stays free as CUDA's allocator
+  /// takes at once, and requests are replayed on `allocator`.
+  bool packs = true;
+  double margin = 0.0;  ///< share of the bytes that stay free in any case, [0, 0.5]
+  /// Where it does not pack: the device's allocator as it is now; empty if the device does not tell.
+  std::function<std::optional<AllocatorModel>()> allocator{};
+  /// Whether the block at an address that an earlier attempt left is in use now.
+  std::function<bool(std::int64_t)> in_use{};
+};
+
 struct SizeSearchOptions {
   Strategy strategy = Strategy::predictive;
   Start start = Start::at_upper;  ///< for `Strategy::predictive` only; the others begin at `upper`
   std::int64_t upper = 0;  ///< the largest size; allowed even where it is no multiple of `quantum`
   std::int64_t lower = 1;  ///< the smallest size; allowed even where it is no multiple of `quantum`
   std::int64_t quantum = 1;  ///< sizes above it are its multiples, sizes up to it are all allowed
-  double margin = 0.015;     ///< share of the bytes that a prediction leaves free, [0, 0.5]
-  /// Whether all free bytes can be used, as on the CPU: then the margin is a share of those that
-  /// the largest fit left free. Else at least as much stays free as CUDA's allocator takes at once,
-  /// and more for work that left gaps (`Attempt::unused`).
-  bool packs = true;
-  /// Where it does not pack: the device's allocator as it is now. Called where records of requests
-  /// can be replayed on it; empty if the device does not tell.
-  std::function<std::optional<AllocatorModel>()> allocator{};
-  /// Bytes an attempt may use now. Only remembered attempts need it: one that is recorded has its
-  /// own.
-  std::optional<std::int64_t> available{};
-  /// Whether similar work has failed: then a single fit is not left for the upper bound at once,
-  /// but for as much as its bytes allow.
+  Circumstances circumstances{};  ///< an attempt that is recorded has its own available bytes
+  /// Whether similar work has failed: then a single fit is not left for the upper bound at once.
   bool cautious = false;
 };
 
@@ -54,6 +56,13 @@ struct SizeSearchOptions {
 
 /// Finds the largest size that fits, from what happened at the sizes tried so far.
 ///
+/// It keeps a bracket: the largest size that fitted and the smallest that failed, in circumstances
+/// that still hold. The next size is the largest in it that the Need of the work says to fit.
+/// Whatever that says:
+/// - a size that failed, or a larger one, is not tried again in the same circumstances;
+/// - a call fails at most once more often than halving would, and does not end below it;
+/// - a size that fitted is left for a smaller one only where bytes show that it no longer fits.
+///
 /// Pure logic: it runs nothing and owns only numbers. Not thread-safe: one search belongs to one
 /// call; what outlives the call is given to the next search by `remember`.
 ///
@@ -61,10 +70,6 @@ struct SizeSearchOptions {
 /// largest size that fits is known exactly; a caller that needs one success stops at the first.
 /// `predictive` from `probe` ends when nothing larger is expected to fit safely: it does not
 /// provoke a failure to learn the last percent. It moves again when the available bytes do.
-///
-/// Whatever the bytes say, the next size is below all that failed and not one that fitted in this
-/// call, and the number of attempts is logarithmic in `upper`. Where attempts contradict each
-/// other, the newest counts.
 ///
 /// @code
 /// SizeSearch search({.upper = 65536});
@@ -97,11 +102,14 @@ class BRIM_API SizeSearch {
   /// Whether nothing is left that is worth trying; without a `best()`, nothing fits.
   [[nodiscard]] bool finished() const noexcept { return finished_; }
 
+  /// Bytes that `next()` is expected to need, where it was chosen for that.
+  [[nodiscard]] std::optional<std::int64_t> expected() const noexcept { return expected_need_; }
+
   /// The largest size known to fit, the smallest known not to: from this call or remembered.
   [[nodiscard]] std::optional<std::int64_t> best() const noexcept;
   [[nodiscard]] std::optional<std::int64_t> smallest_failure() const noexcept;
 
-  /// COUNT of recorded attempts, without the remembered ones.
+  /// The number of recorded attempts, without the remembered ones.
   [[nodiscard]] std::int64_t attempts() const noexcept { return fits_ + failures_; }
 
  private:
@@ -109,29 +117,16 @@ class BRIM_API SizeSearch {
   static constexpr std::size_t kMostKnown = 24;
 
   void add(const Attempt& attempt, bool remembered);
-  void expect_available(const Attempt& attempt) noexcept;
-  void update_bounds() noexcept;
+  void update_bounds();
   void choose();
-  [[nodiscard]] bool bounds(const Attempt& attempt) const noexcept;
+  [[nodiscard]] bool bounds(const Attempt& attempt) const;
   [[nodiscard]] double usable() const noexcept;
-  struct Prediction {
-    double size;
-    bool confirmed;
-  };
-  [[nodiscard]] double held_back(double bytes, double used, double margin) const;
-  [[nodiscard]] std::optional<Prediction> predicted(const detail::Growth& growth,
-                                                    double margin) const;
-  [[nodiscard]] bool failed_with_room() const;
-  [[nodiscard]] const Attempt* last_recorded() const noexcept;
-  [[nodiscard]] std::optional<std::int64_t> recorded_size(double margin, std::int64_t high) const;
-  [[nodiscard]] std::optional<std::int64_t> learning_size(const detail::Growth& growth,
-                                                          std::int64_t size, bool confirmed) const;
-  [[nodiscard]] std::int64_t moved_to(double size, std::int64_t high) const;
-  [[nodiscard]] std::optional<std::int64_t> recorded_choice(const detail::Growth& growth,
-                                                            std::int64_t high) const;
-  [[nodiscard]] std::optional<std::int64_t> replayed_choice(const detail::Growth& growth,
-                                                            double bytes, std::int64_t high) const;
-  [[nodiscard]] std::int64_t first_choice(std::int64_t high) const;
+  [[nodiscard]] const Attempt* last_fit() const noexcept;
+  [[nodiscard]] bool is_trusted() const;
+  [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most) const;
+  [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
+  [[nodiscard]] std::int64_t first_choice(std::int64_t high);
+  [[nodiscard]] std::int64_t size_of_one_tensor() const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t probe_choice(std::int64_t high) const;
@@ -141,19 +136,20 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t clamp(double size, std::int64_t low, std::int64_t high) const noexcept;
 
   SizeSearchOptions options_;
-  std::vector<Attempt> known_;  // oldest first
-  // To the next attempt: as to the last one, less what the attempts seem to leave behind (results
-  // that accumulate). -1: not known.
-  std::int64_t available_ = -1;
-  std::int64_t best_ = 0;     // 0: none
-  std::int64_t failure_ = 0;  // 0: none
+  std::vector<Attempt> known_;        // oldest first
+  std::shared_ptr<const Need> need_;  // of these; null if nothing has fitted
+  std::int64_t available_;      // to the next attempt; -1: not known
+  std::int64_t chosen_for_ = -1;  // what was available when next_ was chosen
+  std::int64_t best_ = 0;       // 0: none
+  std::int64_t failure_ = 0;    // 0: none
   std::int64_t next_ = 0;
   std::int64_t fits_ = 0, failures_ = 0;  // recorded
   std::int64_t grown_ = 0;                // recorded at a larger size than the one before
-  int stalls_ = 0;             // recorded in a row that did not halve what is left to search
-  bool failed_here_ = false;   // failure_ was recorded, not remembered
-  int fits_in_a_row_ = 0;      // recorded
-  int doubtful_failures_ = 0;  // recorded
+  int stalls_ = 0;            // recorded in a row that did not halve what is left to search
+  int fits_in_a_row_ = 0;     // recorded
+  int doubtful_failures_ = 0; // recorded
+  bool failed_here_ = false;  // failure_ was recorded, not remembered
+  std::optional<std::int64_t> expected_need_{};
   bool finished_ = false;
 };
 

@@ -11,7 +11,7 @@
 
 namespace brim {
 
-class AllocationRecord;
+class Trace;
 
 /// What one attempt at a piece of work showed. The search for a size learns from it, a SizeMemory
 /// keeps it, and an observer is told of it. Bytes are those of `device`; missing or negative ones
@@ -21,23 +21,21 @@ struct Attempt {
   OomKind outcome = OomKind::none;     ///< none: it fitted
   std::optional<std::int64_t> peak{};  ///< bytes above `held` at most; of a failure: when it failed
   std::optional<std::int64_t> requested{};  ///< bytes asked for when it failed
-  std::int64_t held = 0;                    ///< bytes in use before, less those that it freed
-  /// Bytes in use before that it freed: gradients of the step before. Of a fit: those that a next
-  /// call will free too.
-  std::int64_t freed = 0;
-  std::int64_t left = 0;  ///< of a fit: bytes above `held` in use after it. Not kept in files.
+  std::int64_t held = 0;                    ///< bytes in use when it began
+  /// Bytes more in use when it had ended than when it began; negative where it freed what was
+  /// there. Not kept in files.
+  std::int64_t left = 0;
   std::optional<std::int64_t> available{};  ///< bytes that it could use
-  std::int64_t unused = 0;  ///< of a fit: bytes that the allocator kept beyond the peak, in gaps
-  /// COUNT of its allocations, on the CPU; 0: not known. Not kept in files.
-  std::int64_t allocations = 0;
-  /// Its requests, where blocks do not pack and the size has not settled. Not kept in files.
-  std::shared_ptr<const AllocationRecord> record{};
-  std::int64_t calls = 1;  ///< COUNT of calls with these values and outcome, as remembered
+  /// What it asked for, as long as its size has not settled. Not kept in files.
+  std::shared_ptr<const Trace> trace{};
+  std::int64_t calls = 1;  ///< the number of calls with these values and outcome, as remembered
   c10::Device device = c10::DeviceType::CPU;  ///< where the bytes were measured
   double seconds = 0.0;     ///< 0 where it was not timed, or ran in another process
   double rate = 0.0;        ///< of a fit: items (or calls) per second; 0 where not measured
   bool repeats = false;     ///< the same values once more, after cached memory had been released
   bool remembered = false;  ///< from an earlier call
+  /// Of a failure that was not foreseen: bytes that it was expected to need. Not kept in files.
+  std::optional<std::int64_t> expected{};
 
   [[nodiscard]] bool fitted() const { return outcome == OomKind::none; }
   [[nodiscard]] std::int64_t size() const { return values.front(); }

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <brim/export.h>
+#include <brim/need/trace.h>
+#include <brim/predict/allocator_model.h>
+#include <brim/need/attempt.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "need/request_growth.h"
+
+namespace brim {
+
+/// What the next call needs at any size, in bytes above what is held when it begins. Pure logic.
+///
+/// It replays the newest trace, each request as large as it will be at that size. How a request
+/// grows is known where another trace has it too, at another size: two sizes are enough. What only
+/// one size shows takes the growth of requests of the same bytes (a gradient has those of its
+/// activation or of its parameter). The rest is not known: there the bounds part.
+///
+/// The peak of a fit that was not recorded is a trace of one request.
+class BRIM_API Need {
+ public:
+  /// Whether the block at an address that a call left is in use now. Empty: none is.
+  using InUse = std::function<bool(std::int64_t)>;
+
+  /// Of the newest fit, with what all other attempts show; empty if nothing has fitted, or if it is
+  /// not known what that needed. Attempts are in the order of time.
+  /// @param available to the next call. How much less that is than the newest fit had shows what is
+  ///     still there of what it left, where that was not recorded.
+  [[nodiscard]] static std::optional<Need> of_fits(std::span<const Attempt> attempts,
+                                                   const InUse& in_use,
+                                                   std::optional<std::int64_t> available = {});
+
+  /// Of the newest trace.
+  [[nodiscard]] double size() const { return size_; }
+  /// The share of its bytes whose growth is known.
+  [[nodiscard]] double known() const { return known_; }
+  /// Whether requests were recorded, and not only a peak.
+  [[nodiscard]] bool recorded() const { return recorded_; }
+
+  /// At most so much, if what is not known grows no faster than with the square of the size.
+  [[nodiscard]] double upper(double size) const;
+  /// At least so much, if what is not known grows no faster than with the cube of the size.
+  [[nodiscard]] double lower(double size) const { return most_held(size, size > size_ ? 0 : 3); }
+
+  /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
+  /// not always pack. If it is another size than the last, they begin with an empty cache.
+  [[nodiscard]] bool fits(double size, const AllocatorModel& now) const;
+
+ private:
+  class Device;
+
+  Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
+       std::optional<std::int64_t> available);
+  [[nodiscard]] double most_held(double size, double power) const;
+  [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
+
+  std::shared_ptr<const Trace> trace_;
+  double size_;
+  double known_ = 0;
+  bool recorded_;
+  struct Growth {
+    detail::RequestGrowth up;    // at larger sizes
+    detail::RequestGrowth down;  // at smaller ones
+  };
+  std::vector<std::optional<Growth>> growth_;  // by request; empty: not known
+  /// By request of what was held before: bytes that the next call will free there.
+  /// By one of the call itself: bytes that it left and the next call replaces, as far as is known.
+  std::vector<double> there_;
+  double missing_ = 0;  // bytes that failed attempts had made, and the newest trace freed
+  /// By how much a size needed more than was expected of it, and failed.
+  struct Shortfall {
+    double size;
+    double bytes;
+  };
+  std::vector<Shortfall> shortfalls_;
+};
+
+}  // namespace brim

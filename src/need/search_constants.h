@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+/// All constants of the search, and what set them.
+namespace brim::search {
+
+// Free memory fluctuates: less than this is no change of known bytes, less than that of unknown
+// ones.
+constexpr double kSameBytes = 1.001;
+constexpr double kClearly = 1.1;
+// A failure that held and asked for less than this share of what was available had another cause.
+constexpr double kExplained = 0.5;
+// After this many fits, a call in parts retries a size whose failure was doubtful.
+constexpr int kFitsToLift = 3;
+
+// The growth is known if two sizes show it for this share of the bytes. Else the next size is at
+// most so much larger than the last.
+constexpr double kMostlyKnown = 0.5;
+constexpr double kStepUnknown = 1.5;
+// Where even that may not fit, a size larger by this part shows how the need grows.
+constexpr std::int64_t kLearningPart = 16;
+// After so many failures that were not foreseen, only the bracket counts.
+constexpr int kMostUnforeseen = 2;
+
+// What CUDA's allocator takes from the device at once for tensors below 10 MiB: as much may be out
+// of reach at the end. Of little memory, no more than this share.
+constexpr double kSegment = 20.0 * (1 << 20);
+constexpr double kLargestSegmentShare = 1.0 / 16;
+// A gain below this is not worth another size (the allocator would need new segments for it), nor
+// one below the second after many moves, which bounds their number.
+constexpr double kWorthMoving = 1.0 / 200;
+constexpr double kWorthMovingLate = 1.0 / 8;
+
+// A failure whose last request is this share of its need failed because of one tensor. Two such
+// failures whose requests grew this much in proportion show the need itself.
+constexpr double kDominates = 0.5;
+constexpr double kProportional = 0.98;
+
+// The first part of a range is this share of its upper bound, and until the growth is known each
+// next one is at most so much larger.
+constexpr double kProbeShare = 64;
+constexpr double kProbeGrowth = 16;
+// What parts keep free: results pile up beside them.
+constexpr double kProbeMargin = 0.015;
+
+}  // namespace brim::search

@@ -1,0 +1,305 @@
+// How a SizeSearch chooses its next size, from the bracket that size_search.cpp keeps and from what
+// the Need says.
+
+#include <brim/need/size_search.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "bisect.h"
+#include "need/need.h"
+#include "need/request_growth.h"
+#include "need/search_constants.h"
+#include "need/size_lattice.h"
+
+namespace brim {
+
+using detail::lattice;
+
+void SizeSearch::choose() {
+  chosen_for_ = available_;
+  expected_need_.reset();
+  const std::int64_t high = failure_ == 0 ? options_.upper : lattice(options_).floor(failure_ - 1);
+  const bool halving = options_.strategy == Strategy::halving;
+  finished_ = high <= best_ || (halving && fits_ > 0 && best_ > 0);
+  if (finished_) {
+    next_ = best_ > 0 ? best_ : options_.lower;
+  } else if (options_.strategy == Strategy::predictive && options_.start == Start::probe) {
+    next_ = probe_choice(high);
+    finished_ = next_ == best_;
+  } else if (attempts() == 0) {
+    next_ = first_choice(high);
+  } else if (halving) {
+    next_ = failure_ == 0 ? high : half();
+  } else if (options_.strategy == Strategy::bisect) {
+    next_ = middle(high);
+  } else {
+    next_ = narrow_choice(high);
+  }
+}
+
+/// What of the available bytes can be used; negative: not known.
+double SizeSearch::usable() const noexcept {
+  const auto bytes = static_cast<double>(available_);
+  const Circumstances& now = options_.circumstances;
+  const double segment =
+      now.packs ? 0.0 : std::min(search::kSegment, search::kLargestSegmentShare * bytes);
+  const bool in_parts = options_.start == Start::probe;
+  const double margin = std::max(now.margin, in_parts ? search::kProbeMargin : 0.0);
+  return bytes < 0 ? bytes : bytes - std::max(segment, margin * bytes);
+}
+
+const Attempt* SizeSearch::last_fit() const noexcept {
+  const auto last = std::find_if(known_.rbegin(), known_.rend(), std::mem_fn(&Attempt::fitted));
+  return last == known_.rend() ? nullptr : &*last;
+}
+
+std::int64_t SizeSearch::clamp(double size, std::int64_t low, std::int64_t high) const noexcept {
+  if (!(size < static_cast<double>(high))) {
+    return high;
+  }
+  return size <= static_cast<double>(low)
+             ? low
+             : std::max(low, lattice(options_).floor(static_cast<std::int64_t>(size)));
+}
+
+std::int64_t SizeSearch::middle(std::int64_t high) const noexcept {
+  const auto grid = lattice(options_);
+  const std::int64_t low = std::max(best_, options_.lower - 1);
+  const std::int64_t top = failure_ == 0 ? options_.upper : failure_ - 1;
+  const std::int64_t half = low + (top - low) / 2 + (top - low) % 2;
+  return std::min(std::max(grid.floor(half), grid.above(best_)), high);
+}
+
+std::int64_t SizeSearch::half() const noexcept {
+  return std::max(options_.lower, floor_to_multiple(failure_ / 2, options_.quantum));
+}
+
+std::int64_t SizeSearch::hint() const noexcept {
+  std::int64_t fit = 0;
+  std::int64_t failure = 0;
+  for (const Attempt& attempt : known_) {
+    if (attempt.remembered && (!attempt.available || available_ < 0)) {
+      if (attempt.fitted()) {
+        fit = std::max(fit, attempt.size());
+      } else {
+        failure = failure == 0 ? attempt.size() : std::min(failure, attempt.size());
+      }
+    }
+  }
+  return fit > 0 && failure > fit ? lattice(options_).floor(fit) : 0;
+}
+
+/// Whether the need is followed. Else only the bracket counts.
+bool SizeSearch::is_trusted() const {
+  const auto unforeseen = std::ranges::count_if(
+      known_, [](const Attempt& attempt) { return attempt.expected.has_value(); });
+  return need_ != nullptr && unforeseen < search::kMostUnforeseen;
+}
+
+/// The largest size up to `most` that is expected to fit; 0 if none is.
+std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most) const {
+  const double bytes = usable();
+  const auto in_bytes = [&](std::int64_t size) {
+    return need.upper(static_cast<double>(size)) <= bytes;
+  };
+  std::int64_t size = detail::largest_that_holds(0, most + 1, in_bytes);
+  const Circumstances& now = options_.circumstances;
+  if (now.packs || !need.recorded() || !now.allocator || size == 0) {
+    return size;
+  }
+  auto device = now.allocator();
+  if (!device) {
+    return size;
+  }
+  device->set_capacity(std::max<std::int64_t>(
+      device->options().capacity - static_cast<std::int64_t>(static_cast<double>(available_) - bytes),
+      0));
+  // Some sizes fit between others that do not.
+  return detail::largest_less_spared(0, size, [&](std::int64_t each) {
+    return need.fits(static_cast<double>(each), *device);
+  });
+}
+
+/// From what is known of earlier calls; empty if that is nothing.
+std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
+  const Attempt* last = last_fit();
+  if (last == nullptr || available_ < 0) {
+    return std::nullopt;
+  }
+  const Need* need = need_.get();
+  if (need == nullptr) {
+    return std::nullopt;
+  }
+  const std::int64_t size = lattice(options_).floor(last->size());
+  const bool known = need->known() > search::kMostlyKnown;
+  if (need->known() == 0 && !options_.cautious && std::ranges::all_of(known_, &Attempt::fitted)) {
+    return std::nullopt;  // a single size that nothing has failed beside says little about others
+  }
+  std::int64_t choice = 0;
+  if (is_trusted()) {
+    const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
+    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)));
+    choice = choice == 0 ? 0 : lattice(options_).floor(choice);
+    const bool worth_it = static_cast<double>(choice) >=
+                          (1 + search::kWorthMoving) * static_cast<double>(size);
+    choice = choice > size && !worth_it ? size : choice;
+    // Nothing is known of other sizes: one slightly larger shows it, if it can fit at all.
+    const std::int64_t above = std::max(lattice(options_).above(size),
+                                        size + size / search::kLearningPart);
+    if (!known && last->calls == 1 && std::ranges::count_if(known_, &Attempt::fitted) == 1 &&
+        choice == size && above > size && above <= high &&
+        need->lower(static_cast<double>(above)) <= usable()) {
+      return clamp(static_cast<double>(above), options_.lower, high);
+    }
+    if (choice > best_) {
+      const std::int64_t next = clamp(static_cast<double>(choice), options_.lower, high);
+      expected_need_ = detail::whole_bytes(need->upper(static_cast<double>(next)));
+      return next;
+    }
+  }
+  // A size that fitted is left only where it no longer fits. A larger one that fitted before it is
+  // gone back to where that is expected: what the calls leave may have changed.
+  const bool expects = is_trusted() && need->recorded();
+  choice = std::max(choice, expects ? std::min(best_, size) : best_);
+  return choice == 0 ? std::min(half() > 0 && failure_ != 0 ? half() : size, high)
+                     : clamp(static_cast<double>(choice), options_.lower, high);
+}
+
+std::int64_t SizeSearch::first_choice(std::int64_t high) {
+  if (options_.strategy == Strategy::predictive) {
+    if (const auto size = known_choice(high)) {
+      return *size;
+    }
+    if (best_ == 0 && failure_ != 0) {
+      return shrink_choice(high);
+    }
+  }
+  if (failure_ != 0) {
+    const bool halving = options_.strategy == Strategy::halving;
+    return best_ > 0 ? best_ : halving ? half() : middle(high);
+  }
+  const std::int64_t size = best_ > 0 ? 0 : hint();
+  return size > 0 ? size : high;
+}
+
+/// The size that fits if one tensor makes up the need, which then grows between two failures as it
+/// did before; 0 if they do not look like that.
+std::int64_t SizeSearch::size_of_one_tensor() const {
+  std::vector<const Attempt*> failures;
+  for (const Attempt& attempt : known_) {
+    const bool is_one = !attempt.fitted() && attempt.need() && attempt.left == 0 &&
+                        static_cast<double>(*attempt.requested) >=
+                            search::kDominates * static_cast<double>(*attempt.need());
+    if (is_one && !attempt.remembered) {
+      failures.push_back(&attempt);
+    }
+  }
+  std::ranges::sort(failures, {}, [](const Attempt* attempt) { return attempt->size(); });
+  if (failures.size() < 2 || failures.front()->size() != failure_) {
+    return 0;
+  }
+  const Attempt& last = *failures[0];
+  const Attempt& before = *failures[1];
+  const auto grows = [&](const std::optional<std::int64_t>& bytes, const std::optional<std::int64_t>& then) {
+    return detail::RequestGrowth(static_cast<double>(*bytes), static_cast<double>(last.size()),
+                                 static_cast<double>(*then), static_cast<double>(before.size()));
+  };
+  const auto held = grows(last.peak, before.peak);
+  const auto asked = grows(last.requested, before.requested);
+  // Equal tensors that fail one after the other do not grow in proportion.
+  if (static_cast<double>(asked.at(2.0 * static_cast<double>(last.size()))) <
+      2.0 * search::kProportional * static_cast<double>(*last.requested)) {
+    return 0;
+  }
+  return detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
+    const auto at = static_cast<double>(size);
+    return static_cast<double>(held.at(at) + asked.at(at)) <= usable();
+  });
+}
+
+/// The next size that halving would try, without those that cannot fit. In between it tries what it
+/// calculates, as long as it has failed no more often than halving would have until there: so it
+/// fails at most once more than halving, and ends no lower.
+std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
+  auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
+  const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
+    return !attempt.fitted() && attempt.size() == failure_;
+  });
+  if (available_ >= 0 && failed != known_.rend() && failed->need()) {
+    // What it left, the next attempt need not make. Nothing grows faster than with the cube.
+    const auto need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
+    // All that is available counts: halving would try a size that just fits.
+    largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
+  }
+  const std::int64_t guess = available_ >= 0 ? size_of_one_tensor() : 0;
+  std::int64_t above_guess = 0;  // sizes that halving tries
+  std::int64_t half = options_.upper;
+  while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {
+    above_guess += half > guess ? 1 : 0;
+    half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
+  }
+  const bool affordable = guess > half && failures_ <= above_guess;
+  return clamp(static_cast<double>(affordable ? guess : half), options_.lower, high);
+}
+
+std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
+  // What fitted earlier is the surer choice, unless halving would end higher.
+  if (fits_ == 0) {
+    return best_ >= failure_ / 2 && best_ > 0 ? best_ : std::max(best_, shrink_choice(high));
+  }
+  // Two guesses may miss, then the middle halves what is left: at most three times the attempts of
+  // bisecting.
+  const Need* need = stalls_ < 2 && available_ >= 0 ? need_.get() : nullptr;
+  // A guess at or below the best is answered by the step above it, which either fails, and the
+  // search is over, or shows that there is more.
+  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high)), lattice(options_).above(best_), high)
+              : middle(high);
+}
+
+std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
+  if (best_ == 0 && failed_here_) {
+    return shrink_choice(high);
+  }
+  const Need* need = usable() < 0 ? nullptr : need_.get();
+  if (need == nullptr && best_ == 0) {
+    const std::int64_t start = hint();
+    return start > 0 ? start
+                     : clamp(static_cast<double>(options_.upper) / search::kProbeShare,
+                             options_.lower, high);
+  }
+  const bool known = need != nullptr && need->recorded() && need->known() > search::kMostlyKnown;
+  double target = 2.0 * static_cast<double>(best_);
+  if (need != nullptr) {
+    const double most = known ? static_cast<double>(high) : search::kProbeGrowth * need->size();
+    target = static_cast<double>(
+        largest_expected(*need, clamp(most, options_.lower, high)));
+    // Between tiny sizes, or where most of the need is constant, the cautious bound may allow no
+    // step. To stay there would cost more, for good, than the one failure that this risks.
+    if (!known && fits_ < 3 && best_ > 0 && failure_ == 0) {
+      target = std::max(target, static_cast<double>(lattice(options_).above(best_)));
+    }
+  }
+  if (failure_ != 0 && best_ > 0 && (failed_here_ || need == nullptr)) {
+    // The model did not see this failure coming, or there is none. An eighth is not worth a second
+    // one.
+    if (best_ >= failure_ - failure_ / 8) {
+      return best_;
+    }
+    target = std::min(target, static_cast<double>(middle(high)));
+  }
+  const std::int64_t choice = clamp(target, options_.lower, high);
+  if (best_ == 0 || choice == options_.upper) {
+    return choice;
+  }
+  const auto width =
+      static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(options_.upper)));
+  const bool late = grown_ > 12 + 2 * width;
+  const double gain = static_cast<double>(choice - best_) / static_cast<double>(best_);
+  return gain < (late ? search::kWorthMovingLate : search::kWorthMoving) ? best_ : choice;
+}
+
+}  // namespace brim
