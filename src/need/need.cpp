@@ -102,6 +102,11 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
   int fits = 0;  // since the attempt
   for (const Attempt& attempt : std::views::reverse(attempts)) {
     fits += attempt.fitted() ? 1 : 0;
+    if (fits == 0 && attempt.trace && in_use) {
+      for (const Trace::Request& request : attempt.trace->requests) {
+        leftover_ += !request.freed && in_use(request.address) ? static_cast<double>(request.bytes) : 0;
+      }
+    }
     if (fits > 1) {
       break;  // they know better
     }
@@ -128,7 +133,7 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
         *newest.available - *available, 0, std::max<std::int64_t>(newest.left, 0)));
   }
   for (std::size_t i = 0; i < trace_->older; ++i) {
-    if (requests[i].from_failure) {
+    if (requests[i].from_failure && !requests[i].made_again) {
       there_[i] = static_cast<double>(requests[i].bytes);
       missing_ += there_[i];
     }
@@ -161,16 +166,21 @@ std::int64_t Need::bytes_at(std::size_t request, double size, double power) cons
                                    (power == 0 ? 1.0 : std::pow(size / size_, power)));
 }
 
-double Need::most_held(double size, double power) const {
+double Need::most_held(double size, double power, bool frees_first) const {
   std::vector<double> bytes(there_.size());
+  double now = missing_;
   for (std::size_t i = trace_->older; i < bytes.size(); ++i) {
     bytes[i] = static_cast<double>(bytes_at(i, size, power));
+    now -= frees_first ? there_[i] : 0.0;
   }
-  double now = missing_;
-  double most = now;
+  double most = std::max(now, 0.0);
   for (const std::int32_t event : trace_->events) {
     const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
-    now += event >= 0 ? bytes[request] - there_[request] : -(request < trace_->older ? there_ : bytes)[request];
+    if (event < 0) {
+      now -= (request < trace_->older ? there_ : bytes)[request];
+    } else {
+      now += bytes[request] - (frees_first ? 0.0 : there_[request]);
+    }
     most = std::max(most, now);
   }
   return most;

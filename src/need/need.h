@@ -47,8 +47,14 @@ class BRIM_API Need {
 
   /// At most so much, if what is not known grows no faster than with the square of the size.
   [[nodiscard]] double upper(double size) const;
-  /// At least so much, if what is not known grows no faster than with the cube of the size.
-  [[nodiscard]] double lower(double size) const { return most_held(size, size > size_ ? 0 : 3); }
+  /// If what is not known grows in proportion to the size.
+  [[nodiscard]] double in_proportion(double size) const { return most_held(size, 1); }
+  /// At least so much, if what is not known grows no faster than with the cube of the size, and if
+  /// the next call begins with freeing what the newest one and failed attempts since have left,
+  /// where no trace shows when it does.
+  [[nodiscard]] double lower(double size) const {
+    return most_held(size, size > size_ ? 0 : 3, true) - leftover_;
+  }
 
   /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
   /// not always pack. If it is another size than the last, they begin with an empty cache.
@@ -59,7 +65,7 @@ class BRIM_API Need {
 
   Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
        std::optional<std::int64_t> available);
-  [[nodiscard]] double most_held(double size, double power) const;
+  [[nodiscard]] double most_held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
 
   std::shared_ptr<const Trace> trace_;
@@ -74,6 +80,7 @@ class BRIM_API Need {
   /// By request of what was held before: bytes that the next call will free there.
   /// By one of the call itself: bytes that it left and the next call replaces, as far as is known.
   std::vector<double> there_;
+  double leftover_ = 0;  // bytes that failed attempts since have left
   double missing_ = 0;  // bytes that failed attempts had made, and the newest trace freed
   /// By how much a size needed more than was expected of it, and failed.
   struct Shortfall {

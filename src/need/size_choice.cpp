@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 
@@ -38,6 +40,12 @@ void SizeSearch::choose() {
     next_ = middle(high);
   } else {
     next_ = narrow_choice(high);
+  }
+  if (std::getenv("BRIM_DEBUG") != nullptr) {  // DEBUG
+    std::fprintf(stderr, "choose %ld best %ld fail %ld avail %ld usable %.0f known %.3f rec %d needsize %.0f", 0L + next_, 0L + best_, 0L + failure_, 0L + available_, usable(), need_ ? need_->known() : -1.0, need_ ? need_->recorded() : -1, need_ ? need_->size() : -1.0);
+    for (const Attempt& a : known_) std::fprintf(stderr, " [%ld %s%s peak %ld req %ld held %ld left %ld av %ld tr %d c%ld]", 0L + a.size(), a.fitted() ? "" : "-", a.remembered ? "r" : "", 0L + a.peak.value_or(-1), 0L + a.requested.value_or(-1), 0L + a.held, 0L + a.left, 0L + a.available.value_or(-1), a.trace ? 0 + static_cast<int>(a.trace->older) : -1, 0L + a.calls);
+    if (need_) std::fprintf(stderr, " upper(size) %.0f lower(size) %.0f upper(best) %.0f upper(next) %.0f lower(next) %.0f", need_->upper(need_->size()), need_->lower(need_->size()), need_->upper(static_cast<double>(best_)), need_->upper(static_cast<double>(next_)), need_->lower(static_cast<double>(next_)));
+    std::fprintf(stderr, "\n");
   }
 }
 
@@ -147,13 +155,22 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);
     choice = choice > size && !worth_it ? size : choice;
-    // Nothing is known of other sizes: one slightly larger shows it, if it can fit at all.
-    const std::int64_t above = std::max(lattice(options_).above(size),
-                                        size + size / search::kLearningPart);
-    if (!known && last->calls == 1 && std::ranges::count_if(known_, &Attempt::fitted) == 1 &&
-        choice == size && above > size && above <= high &&
-        need->lower(static_cast<double>(above)) <= usable()) {
-      return clamp(static_cast<double>(above), options_.lower, high);
+    if (choice < size && size <= high && need->recorded() &&
+        need->lower(static_cast<double>(size)) <= usable()) {
+      return size;  // nothing shows that it no longer fits
+    }
+    // Nothing is known of other sizes: one slightly larger shows it.
+    if (!known && choice == size) {
+      const bool first = last->calls == 1 && std::ranges::count_if(known_, &Attempt::fitted) == 1;
+      const std::int64_t above = std::min(
+          high, std::max(lattice(options_).above(size), size + size / search::kLearningPart));
+      const std::int64_t learns = detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
+        const auto at = static_cast<double>(each);
+        return (first ? need->lower(at) : need->in_proportion(at)) <= usable();
+      });
+      if (learns > size) {
+        return clamp(static_cast<double>(learns), options_.lower, high);
+      }
     }
     if (choice > best_) {
       const std::int64_t next = clamp(static_cast<double>(choice), options_.lower, high);
@@ -235,10 +252,17 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     // All that is available counts: halving would try a size that just fits.
     largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
-  const std::int64_t guess = available_ >= 0 ? size_of_one_tensor() : 0;
+  const bool has_need = available_ >= 0 && is_trusted() && need_->recorded();
+  const auto cannot_fit = [&](std::int64_t size) {
+    return static_cast<double>(size) > largest ||
+           (has_need && need_->lower(static_cast<double>(size)) > static_cast<double>(available_));
+  };
+  const std::int64_t guess = available_ < 0 ? 0
+                             : has_need     ? largest_expected(*need_, high)
+                                            : size_of_one_tensor();
   std::int64_t above_guess = 0;  // sizes that halving tries
-  std::int64_t half = options_.upper;
-  while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {
+  std::int64_t half = first_ > 0 ? first_ : options_.upper;
+  while (half > options_.lower && (half >= failure_ || cannot_fit(half))) {
     above_guess += half > guess ? 1 : 0;
     half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
   }

@@ -68,6 +68,7 @@ void SizeSearch::record(const Attempt& attempt) {
     available_ = std::max<std::int64_t>(*attempt.available - attempt.left, 0);
   }
   add(attempt, false);
+  first_ = attempts() == 0 ? attempt.size() : first_;
   grown_ += attempt.size() > previous ? 1 : 0;
   ++(attempt.fitted() ? fits_ : failures_);
   fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;

@@ -11,15 +11,31 @@ std::size_t index_of(std::int32_t request) { return static_cast<std::size_t>(req
 
 /// Marks what a failed attempt had made and left, such as the first gradients of a backward pass.
 void mark_leftovers(Trace& trace, const Trace& failed) {
-  std::unordered_map<std::int64_t, std::int64_t> left;  // bytes by address
+  std::unordered_map<std::int64_t, std::size_t> left;  // by address: its request
   for (std::size_t i = failed.older; i < failed.requests.size(); ++i) {
     if (!failed.requests[i].freed) {
-      left[failed.requests[i].address] = failed.requests[i].bytes;
+      left[failed.requests[i].address] = i;
     }
   }
-  for (std::size_t i = 0; i < trace.older; ++i) {
-    const auto found = left.find(trace.requests[i].address);
-    trace.requests[i].from_failure |= found != left.end() && found->second == trace.requests[i].bytes;
+  if (left.empty()) {
+    return;
+  }
+  const auto same = matched(failed, trace);
+  std::vector<bool> made(trace.requests.size());
+  for (const std::int32_t event : trace.events) {
+    if (event >= 0) {
+      made[index_of(event)] = true;
+      continue;
+    }
+    const std::size_t older = index_of(~event);
+    const auto found = older < trace.older ? left.find(trace.requests[older].address) : left.end();
+    if (found == left.end() || failed.requests[found->second].bytes != trace.requests[older].bytes) {
+      continue;
+    }
+    trace.requests[older].from_failure = true;
+    // Freed before the call came to where it is made: the next call will not have it at all.
+    const std::int32_t maker = same[found->second];
+    trace.requests[older].made_again = maker != Trace::kNone && !made[index_of(maker)];
   }
 }
 

@@ -143,6 +143,7 @@ class BRIM_API SizeSearch {
   std::int64_t best_ = 0;       // 0: none
   std::int64_t failure_ = 0;    // 0: none
   std::int64_t next_ = 0;
+  std::int64_t first_ = 0;                // the first size that was recorded
   std::int64_t fits_ = 0, failures_ = 0;  // recorded
   std::int64_t grown_ = 0;                // recorded at a larger size than the one before
   int stalls_ = 0;            // recorded in a row that did not halve what is left to search

@@ -37,6 +37,7 @@ class BRIM_API Trace {
     /// Of a block that was held before: a failed attempt had made it, which the next call will not
     /// find.
     bool from_failure = false;
+    bool made_again = false;  ///< the call then made it itself
   };
 
   std::vector<Request> requests;
