@@ -161,12 +161,11 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     }
     // Nothing is known of other sizes: one slightly larger shows it.
     if (!known && choice == size) {
-      const bool first = last->calls == 1 && std::ranges::count_if(known_, &Attempt::fitted) == 1;
       const std::int64_t above = std::min(
           high, std::max(lattice(options_).above(size), size + size / search::kLearningPart));
       const std::int64_t learns = detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
         const auto at = static_cast<double>(each);
-        return (first ? need->lower(at) : need->in_proportion(at)) <= usable();
+        return need->in_proportion(at) <= usable();
       });
       if (learns > size) {
         return clamp(static_cast<double>(learns), options_.lower, high);
