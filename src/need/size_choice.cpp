@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 
@@ -40,12 +38,6 @@ void SizeSearch::choose() {
     next_ = middle(high);
   } else {
     next_ = narrow_choice(high);
-  }
-  if (std::getenv("BRIM_DEBUG") != nullptr) {  // DEBUG
-    std::fprintf(stderr, "choose %ld best %ld fail %ld avail %ld usable %.0f known %.3f rec %d needsize %.0f", 0L + next_, 0L + best_, 0L + failure_, 0L + available_, usable(), need_ ? need_->known() : -1.0, need_ ? need_->recorded() : -1, need_ ? need_->size() : -1.0);
-    for (const Attempt& a : known_) std::fprintf(stderr, " [%ld %s%s peak %ld req %ld held %ld left %ld av %ld tr %d c%ld]", 0L + a.size(), a.fitted() ? "" : "-", a.remembered ? "r" : "", 0L + a.peak.value_or(-1), 0L + a.requested.value_or(-1), 0L + a.held, 0L + a.left, 0L + a.available.value_or(-1), a.trace ? 0 + static_cast<int>(a.trace->older) : -1, 0L + a.calls);
-    if (need_) std::fprintf(stderr, " upper(size) %.0f lower(size) %.0f upper(best) %.0f upper(next) %.0f lower(next) %.0f", need_->upper(need_->size()), need_->lower(need_->size()), need_->upper(static_cast<double>(best_)), need_->upper(static_cast<double>(next_)), need_->lower(static_cast<double>(next_)));
-    std::fprintf(stderr, "\n");
   }
 }
 
