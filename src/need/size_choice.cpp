@@ -95,9 +95,13 @@ std::int64_t SizeSearch::hint() const noexcept {
 
 /// Whether the need is followed. Else only the bracket counts.
 bool SizeSearch::is_trusted() const {
-  const auto unforeseen = std::ranges::count_if(
+  return need_ != nullptr && unforeseen() < search::kMostUnforeseen;
+}
+
+/// The number of known failures at sizes that were expected to fit.
+std::int64_t SizeSearch::unforeseen() const {
+  return std::ranges::count_if(
       known_, [](const Attempt& attempt) { return attempt.expected.has_value(); });
-  return need_ != nullptr && unforeseen < search::kMostUnforeseen;
 }
 
 /// The largest size up to `most` that is expected to fit; 0 if none is.
@@ -143,6 +147,9 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
     choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)));
+    if (failure_ != 0 && unforeseen() > 0) {
+      choice = std::min(choice, std::max(middle(high), size));  // it may fail again
+    }
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);
@@ -243,14 +250,17 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     // All that is available counts: halving would try a size that just fits.
     largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
-  const bool has_need = available_ >= 0 && is_trusted() && need_->recorded();
+  // A need that does not explain the failure is that of another kind of call.
+  const bool has_need = available_ >= 0 && is_trusted() && need_->recorded() &&
+                        need_->upper(static_cast<double>(failure_)) > usable();
   const auto cannot_fit = [&](std::int64_t size) {
     return static_cast<double>(size) > largest ||
            (has_need && need_->lower(static_cast<double>(size)) > static_cast<double>(available_));
   };
-  const std::int64_t guess = available_ < 0 ? 0
-                             : has_need     ? largest_expected(*need_, high)
-                                            : size_of_one_tensor();
+  std::int64_t guess = available_ < 0 ? 0 : has_need ? largest_expected(*need_, high) : size_of_one_tensor();
+  if (const Attempt* last = last_fit(); has_need && last->size() <= high && !cannot_fit(last->size())) {
+    guess = std::max(guess, last->size());
+  }
   std::int64_t above_guess = 0;  // sizes that halving tries
   std::int64_t half = first_ > 0 ? first_ : options_.upper;
   while (half > options_.lower && (half >= failure_ || cannot_fit(half))) {

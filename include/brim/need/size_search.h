@@ -123,6 +123,7 @@ class BRIM_API SizeSearch {
   [[nodiscard]] double usable() const noexcept;
   [[nodiscard]] const Attempt* last_fit() const noexcept;
   [[nodiscard]] bool is_trusted() const;
+  [[nodiscard]] std::int64_t unforeseen() const;
   [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);

@@ -183,6 +183,9 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (!failed) {
         continue;
       }
+      if (std::ranges::equal(trying, search.next())) {
+        failed->expected = search.expected();
+      }
       learn(options, known, *failed);
       known.drop_foreign_bytes(*failed);
       if (cannot_repeat(options)) {

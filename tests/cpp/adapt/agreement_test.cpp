@@ -328,7 +328,7 @@ TEST(Agreement, WhatDoesNotFitOnARankIsRememberedThroughItsShortArguments) {
     EXPECT_LE(sizes[0][call], 60);
     EXPECT_GE(sizes[0][call], 30);
   }
-  EXPECT_LE(sizes[0][3], 60);  // beside the short one
+  EXPECT_LT(sizes[0][3], 100);  // beside the short one: what failed on the other rank counts
   EXPECT_EQ(sizes[1][3], 10);
 }
 

@@ -167,7 +167,7 @@ TEST(Throughput, BatchStaysWithinWhatFits) {
   const Budget budget = room_for(kMiB);  // else what is available would change from call to call
   SizeMemory memory;
   Sizes tried;
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 8; ++i) {
     batch(64,
           [&](std::int64_t size) {
             if (size > 40) {
@@ -179,9 +179,9 @@ TEST(Throughput, BatchStaysWithinWhatFits) {
           {.objective = Objective::throughput, .memory = &memory});
   }
   EXPECT_EQ(tried[0], 32);
-  EXPECT_EQ(tried[2], tried[3]);
-  EXPECT_LE(tried[2], 20);
-  EXPECT_GE(tried[4], 32);
+  EXPECT_EQ(std::ranges::count_if(tried, [](std::int64_t size) { return size <= 20; }), 2)
+      << "a smaller size is timed twice, and is slower";
+  EXPECT_GE(tried.back(), 32);
 }
 
 TEST(Throughput, RangeSettlesAtTheSizeWithTheBestRate) {
