@@ -193,7 +193,7 @@ double Need::upper(double size) const {
       short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
     }
   }
-  return most_held(size, size > size_ ? 2 : 0) + short_by;
+  return most_held(size, size > size_ ? power() : 0) + short_by;
 }
 
 /// The allocator that serves the calls.
@@ -246,7 +246,7 @@ class Need::Device {
         if (need_.there_[request] > 0) {
           release(before[request]);  // it is not seen to be freed: taken to be replaced
         }
-        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? 2 : 0);
+        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? need_.power() : 0);
         const auto made = model_.allocate(bytes, trace_.requests[request].stream);
         if (!made && !optional_[request]) {
           return false;

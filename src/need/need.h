@@ -65,6 +65,7 @@ class BRIM_API Need {
 
   Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
        std::optional<std::int64_t> available);
+  [[nodiscard]] double power() const { return known_ > 0 ? 2 : 1; }
   [[nodiscard]] double most_held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
 

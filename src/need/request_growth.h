@@ -53,7 +53,7 @@ class RequestGrowth {
  private:
   // Two sizes close to each other may be padded to the same. Beyond the power of their ratio above
   // them, a request is taken to grow in proportion at least.
-  static constexpr double kTrusted = 2;
+  static constexpr double kTrusted = 4;
 
   double here_;
   double at_size_;

@@ -20,6 +20,8 @@ constexpr double kMostlyKnown = 0.5;
 constexpr double kStepUnknown = 1.5;
 // Where even that may not fit, a size larger by this part shows how the need grows.
 constexpr std::int64_t kLearningPart = 16;
+// Of a step up, this part is left for the next call: padded sizes and small tensors are not seen.
+constexpr std::int64_t kReservedPart = 32;
 // After so many failures that were not foreseen, only the bracket counts.
 constexpr int kMostUnforeseen = 2;
 
@@ -29,7 +31,7 @@ constexpr double kSegment = 20.0 * (1 << 20);
 constexpr double kLargestSegmentShare = 1.0 / 16;
 // A gain below this is not worth another size (the allocator would need new segments for it), nor
 // one below the second after many moves, which bounds their number.
-constexpr double kWorthMoving = 1.0 / 200;
+constexpr double kWorthMoving = 1.0 / 100;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A failure whose last request is this share of its need failed because of one tensor. Two such

@@ -150,6 +150,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     if (failure_ != 0 && unforeseen() > 0) {
       choice = std::min(choice, std::max(middle(high), size));  // it may fail again
     }
+    choice -= std::max<std::int64_t>(choice - size, 0) / search::kReservedPart;
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it = static_cast<double>(choice) >=
                           (1 + search::kWorthMoving) * static_cast<double>(size);

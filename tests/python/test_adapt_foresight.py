@@ -33,6 +33,10 @@ COSTLY = {
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
 NEAR = {"padded to 64": 0.9}
 
+# Where nearly all of the need is constant, two close sizes look like padding: it takes one more
+# call until the growth is believed.
+LATE = {"constant 90 %", "constant 95 %"}
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -71,9 +75,8 @@ def test_never_worse_than_halving_and_near_the_largest(
             assert calls[0][-1].size >= halving[-1].size, where
             assert all(len(call) == 1 for call in calls[1:]), where
             # One item may be more than three percent.
-            assert all(call[0].size >= min(near * largest, largest - 1) for call in calls[2:]), (
-                where
-            )
+            later = calls[3 if name in LATE else 2 :]
+            assert all(call[0].size >= min(near * largest, largest - 1) for call in later), where
 
 
 @pytest.mark.parametrize("spare", [0.05, 0.15, 0.45, 1.15, 4.15])
