@@ -73,8 +73,9 @@ void SizeSearch::record(const Attempt& attempt) {
   ++(attempt.fitted() ? fits_ : failures_);
   fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;
   doubtful_failures_ += doubtful(attempt) ? 1 : 0;
-  // Most parts of a range repeat a size that still fits.
-  const bool settled = finished_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
+  // Most parts of a range repeat a size that still fits. The first may be of another kind than those
+  // that are remembered.
+  const bool settled = fits_ > 1 && finished_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
                        static_cast<double>(*attempt.peak) <= usable() &&
                        static_cast<double>(available_) <=
                            search::kClearly * static_cast<double>(chosen_for_);

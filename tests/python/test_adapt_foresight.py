@@ -31,7 +31,7 @@ COSTLY = {
 }
 
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
-NEAR = {"padded to 64": 0.9}
+NEAR = {"padded to 64": 0.9, "constant 95 %": 0.95}
 
 # Where nearly all of the need is constant, two close sizes look like padding: it takes one more
 # call until the growth is believed.
@@ -102,5 +102,7 @@ def test_a_first_call_that_makes_an_optimizers_state_does_not_hold_back_later_on
         calls = [step.record(20_000)[1] for _ in range(6)]
         largest = largest_that_fits(run, 10**4, torch.device("cpu"))
     told = [[(a.size, a.fitted) for a in call] for call in calls]
-    assert all(len(call) == 1 for call in calls[1:]), (told, largest)
+    # Nothing shows after one call when it frees its gradients: the second tries the same size.
+    assert len(calls[1]) <= 2, (told, largest)
+    assert all(len(call) == 1 for call in calls[2:]), (told, largest)
     assert all(call[0].size >= 0.97 * largest for call in calls[2:]), (told, largest)

@@ -275,7 +275,7 @@ def test_tensors_in_other_places_are_other_calls_but_the_order_of_keywords_is_no
     assert first(X, None) == 64
     assert first(None, X) == 64
     assert first(a=X, b=other) == 64
-    assert first(b=other, a=X) == 4
+    assert first(b=other, a=X) < 64
 
 
 def test_a_hasher_must_return_an_int() -> None:
