@@ -186,14 +186,14 @@ double Need::most_held(double size, double power, bool frees_first) const {
   return most;
 }
 
-double Need::upper(double size) const {
+double Need::upper(double size, double power) const {
   double short_by = 0;  // of what is needed, where a failure has shown it
   for (const Shortfall& each : shortfalls_) {
     if (each.size > size_ && size > size_) {
       short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
     }
   }
-  return most_held(size, size > size_ ? power() : 0) + short_by;
+  return most_held(size, size > size_ ? power : 0) + short_by;
 }
 
 /// The allocator that serves the calls.
@@ -224,7 +224,7 @@ class Need::Device {
   }
 
   /// A call at `size`.
-  bool run(double size) {
+  bool run(double size, double power) {
     auto before = std::move(held_);
     held_.assign(trace_.requests.size(), kNothing);
     // A result that was dropped before this call will be before the next ones.
@@ -246,7 +246,7 @@ class Need::Device {
         if (need_.there_[request] > 0) {
           release(before[request]);  // it is not seen to be freed: taken to be replaced
         }
-        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? need_.power() : 0);
+        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? power : 0);
         const auto made = model_.allocate(bytes, trace_.requests[request].stream);
         if (!made && !optional_[request]) {
           return false;
@@ -278,7 +278,7 @@ class Need::Device {
   std::vector<bool> optional_;      // by request: it may be refused
 };
 
-bool Need::fits(double size, const AllocatorModel& now) const {
+bool Need::fits(double size, const AllocatorModel& now, double power) const {
   // Each call finds the blocks that the one before left.
   constexpr int kMostCalls = 8;
   Device device(*this, now);
@@ -288,7 +288,7 @@ bool Need::fits(double size, const AllocatorModel& now) const {
   for (int call = 0, same = 0; call < kMostCalls && same < 2; ++call) {
     const auto reserved = device.model().now().reserved;
     const auto retries = device.model().retries();
-    if (!device.run(size)) {
+    if (!device.run(size, power)) {
       return false;
     }
     const bool changed =

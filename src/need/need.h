@@ -45,10 +45,11 @@ class BRIM_API Need {
   /// Whether requests were recorded, and not only a peak.
   [[nodiscard]] bool recorded() const { return recorded_; }
 
-  /// At most so much, if what is not known grows no faster than with the square of the size.
-  [[nodiscard]] double upper(double size) const;
-  /// If what is not known grows in proportion to the size.
-  [[nodiscard]] double in_proportion(double size) const { return most_held(size, 1); }
+  static constexpr double kSquare = 2;
+  static constexpr double kInProportion = 1;
+
+  /// At most so much, if what is not known grows no faster than with this power of the size.
+  [[nodiscard]] double upper(double size, double power = kSquare) const;
   /// At least so much, if what is not known grows no faster than with the cube of the size, and if
   /// the next call begins with freeing what the newest one and failed attempts since have left,
   /// where no trace shows when it does.
@@ -58,14 +59,13 @@ class BRIM_API Need {
 
   /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
   /// not always pack. If it is another size than the last, they begin with an empty cache.
-  [[nodiscard]] bool fits(double size, const AllocatorModel& now) const;
+  [[nodiscard]] bool fits(double size, const AllocatorModel& now, double power = kSquare) const;
 
  private:
   class Device;
 
   Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
        std::optional<std::int64_t> available);
-  [[nodiscard]] double power() const { return known_ > 0 ? 2 : 1; }
   [[nodiscard]] double most_held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
 

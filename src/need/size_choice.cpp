@@ -105,10 +105,10 @@ std::int64_t SizeSearch::unforeseen() const {
 }
 
 /// The largest size up to `most` that is expected to fit; 0 if none is.
-std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most) const {
+std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, double power) const {
   const double bytes = usable();
   const auto in_bytes = [&](std::int64_t size) {
-    return need.upper(static_cast<double>(size)) <= bytes;
+    return need.upper(static_cast<double>(size), power) <= bytes;
   };
   std::int64_t size = detail::largest_that_holds(0, most + 1, in_bytes);
   const Circumstances& now = options_.circumstances;
@@ -124,7 +124,7 @@ std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most) c
       0));
   // Some sizes fit between others that do not.
   return detail::largest_less_spared(0, size, [&](std::int64_t each) {
-    return need.fits(static_cast<double>(each), *device);
+    return need.fits(static_cast<double>(each), *device, power);
   });
 }
 
@@ -143,10 +143,12 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   if (need->known() == 0 && !options_.cautious && std::ranges::all_of(known_, &Attempt::fitted)) {
     return std::nullopt;  // a single size that nothing has failed beside says little about others
   }
+  // Most needs grow in proportion at most. If this one does not, the failure shows it.
+  const double power = need->known() == 0 ? Need::kInProportion : Need::kSquare;
   std::int64_t choice = 0;
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
-    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)));
+    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), power);
     if (failure_ != 0 && unforeseen() > 0) {
       choice = std::min(choice, std::max(middle(high), size));  // it may fail again
     }
@@ -165,7 +167,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
           high, std::max(lattice(options_).above(size), size + size / search::kLearningPart));
       const std::int64_t learns = detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
         const auto at = static_cast<double>(each);
-        return need->in_proportion(at) <= usable();
+        return need->upper(at, Need::kInProportion) <= usable();
       });
       if (learns > size) {
         return clamp(static_cast<double>(learns), options_.lower, high);
@@ -173,7 +175,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     }
     if (choice > best_) {
       const std::int64_t next = clamp(static_cast<double>(choice), options_.lower, high);
-      expected_need_ = detail::whole_bytes(need->upper(static_cast<double>(next)));
+      expected_need_ = detail::whole_bytes(need->upper(static_cast<double>(next), power));
       return next;
     }
   }
@@ -258,7 +260,7 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     return static_cast<double>(size) > largest ||
            (has_need && need_->lower(static_cast<double>(size)) > static_cast<double>(available_));
   };
-  std::int64_t guess = available_ < 0 ? 0 : has_need ? largest_expected(*need_, high) : size_of_one_tensor();
+  std::int64_t guess = available_ < 0 ? 0 : has_need ? largest_expected(*need_, high, Need::kSquare) : size_of_one_tensor();
   if (const Attempt* last = last_fit(); has_need && last->size() <= high && !cannot_fit(last->size())) {
     guess = std::max(guess, last->size());
   }
@@ -282,7 +284,7 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   const Need* need = stalls_ < 2 && available_ >= 0 ? need_.get() : nullptr;
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more.
-  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high)), lattice(options_).above(best_), high)
+  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high, Need::kSquare)), lattice(options_).above(best_), high)
               : middle(high);
 }
 
@@ -302,7 +304,7 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
   if (need != nullptr) {
     const double most = known ? static_cast<double>(high) : search::kProbeGrowth * need->size();
     target = static_cast<double>(
-        largest_expected(*need, clamp(most, options_.lower, high)));
+        largest_expected(*need, clamp(most, options_.lower, high), Need::kSquare));
     // Between tiny sizes, or where most of the need is constant, the cautious bound may allow no
     // step. To stay there would cost more, for good, than the one failure that this risks.
     if (!known && fits_ < 3 && best_ > 0 && failure_ == 0) {

@@ -124,7 +124,8 @@ class BRIM_API SizeSearch {
   [[nodiscard]] const Attempt* last_fit() const noexcept;
   [[nodiscard]] bool is_trusted() const;
   [[nodiscard]] std::int64_t unforeseen() const;
-  [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most) const;
+  [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most,
+                                              double power) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
   [[nodiscard]] std::int64_t size_of_one_tensor() const;

@@ -198,7 +198,7 @@ TEST(Need, AFailureIsASecondSizeForWhatItReached) {
     ASSERT_NEAR(need.known(), reached / all, 1e-9);
     const auto exact = static_cast<double>(program.need(3 * size));
     ASSERT_GE(need.upper(3.0 * static_cast<double>(size)), exact - 40.0);
-    ASSERT_NEAR(need.in_proportion(3.0 * static_cast<double>(size)), exact, 40.0);
+    ASSERT_NEAR(need.upper(3.0 * static_cast<double>(size), Need::kInProportion), exact, 40.0);
     ASSERT_LE(need.lower(3.0 * static_cast<double>(size)), exact + 40);
   }
 }
@@ -288,20 +288,20 @@ TEST(Need, PeaksOfCallsThatFoundOtherBytesAreComparedOnTheSafeSide) {
   const Attempt first = peak_of(10, 1400);
   Attempt second = peak_of(20, 1600);
   second.held = 400;
-  EXPECT_EQ(need_of({first, second}).in_proportion(30), 2200);
+  EXPECT_EQ(need_of({first, second}).upper(30, Need::kInProportion), 2200);
   EXPECT_GE(need_of({first, second}).upper(30), 2200);
   second.held = -400;  // others have freed memory: that says nothing of the call
-  EXPECT_EQ(need_of({first, second}).in_proportion(30), 1800);
+  EXPECT_EQ(need_of({first, second}).upper(30, Need::kInProportion), 1800);
 }
 
 TEST(Need, APeakIsATraceToo) {
   const Need one = need_of({peak_of(10, 1000)});
   EXPECT_FALSE(one.recorded());
   EXPECT_EQ(one.upper(20), 4000);
-  EXPECT_EQ(one.in_proportion(20), 2000);
+  EXPECT_EQ(one.upper(20, Need::kInProportion), 2000);
   EXPECT_EQ(one.lower(20), 1000);
   const Need two = need_of({peak_of(10, 1000), peak_of(20, 1500)});
-  EXPECT_EQ(two.in_proportion(30), 2000);
+  EXPECT_EQ(two.upper(30, Need::kInProportion), 2000);
   EXPECT_GE(two.upper(30), 2000) << "it may be a sum of squares";
   const std::vector<Attempt> unknown{{.values = {10}}};
   EXPECT_FALSE(Need::of_fits(unknown, {}));
