@@ -32,6 +32,8 @@ void SizeSearch::choose() {
     finished_ = next_ == best_;
   } else if (attempts() == 0) {
     next_ = first_choice(high);
+  } else if (options_.start == Start::traced) {
+    next_ = traced_choice(high);
   } else if (halving) {
     next_ = failure_ == 0 ? high : half();
   } else if (options_.strategy == Strategy::bisect) {
@@ -45,10 +47,15 @@ void SizeSearch::choose() {
 double SizeSearch::usable() const noexcept {
   const auto bytes = static_cast<double>(available_);
   const Circumstances& now = options_.circumstances;
+  if (options_.start == Start::traced) {
+    return bytes;
+  }
   const double segment =
       now.packs ? 0.0 : std::min(search::kSegment, search::kLargestSegmentShare * bytes);
   const bool in_parts = options_.start == Start::probe;
-  const double margin = std::max(now.margin, in_parts ? search::kProbeMargin : 0.0);
+  const bool foreseen = need_ != nullptr && need_->foreseen();
+  const double margin = std::max({now.margin, in_parts ? search::kProbeMargin : 0.0,
+                                  foreseen ? search::kForeseenMargin : 0.0});
   return bytes < 0 ? bytes : bytes - std::max(segment, margin * bytes);
 }
 
@@ -118,10 +125,14 @@ std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most) c
   device->set_capacity(std::max<std::int64_t>(
       device->options().capacity - static_cast<std::int64_t>(static_cast<double>(available_) - bytes),
       0));
+  const auto fits = [&](std::int64_t each) {
+    return need.fits(static_cast<double>(each), *device, options_.start == Start::traced);
+  };
   // Some sizes fit between others that do not.
-  return detail::largest_less_spared(0, size, [&](std::int64_t each) {
-    return need.fits(static_cast<double>(each), *device);
-  });
+  const std::int64_t spared = detail::largest_less_spared(0, size, fits);
+  return options_.start == Start::traced
+             ? detail::largest_that_holds(spared, std::min(size, spared + spared / 64) + 1, fits)
+             : spared;
 }
 
 /// From what is known of earlier calls; empty if that is nothing.
@@ -136,7 +147,8 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   }
   const std::int64_t size = lattice(options_).floor(last->size());
   const bool known = need->known() > search::kMostlyKnown;
-  if (need->known() == 0 && !options_.cautious && std::ranges::all_of(known_, &Attempt::fitted)) {
+  if (need->known() == 0 && !options_.cautious && foreseen_.empty() &&
+      std::ranges::all_of(known_, &Attempt::fitted)) {
     return std::nullopt;  // a single size that nothing has failed beside says little about others
   }
   std::int64_t choice = 0;
@@ -177,6 +189,9 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);
     }
+    if (const std::int64_t size = expected_choice(high); size > 0) {
+      return size;
+    }
   }
   if (failure_ != 0) {
     const bool halving = options_.strategy == Strategy::halving;
@@ -184,6 +199,33 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
   }
   const std::int64_t size = best_ > 0 ? 0 : hint();
   return size > 0 ? size : high;
+}
+
+/// The largest size that is expected to fit by traces, of runs or of fake tensors; 0 if these do
+/// not tell.
+std::int64_t SizeSearch::expected_choice(std::int64_t high) const {
+  const bool is_known = is_trusted() && available_ >= 0 && need_->recorded() &&
+                        (need_->foreseen() || need_->known() > search::kMostlyKnown) &&
+                        failures_ < search::kMostUnforeseen;
+  return is_known ? lattice(options_).floor(largest_expected(*need_, high)) : 0;
+}
+
+/// The largest size that is expected to fit, or the next one as a proof. If two such guesses have
+/// not halved what is left, the middle does.
+std::int64_t SizeSearch::traced_choice(std::int64_t high) {
+  const std::int64_t guess = stalls_ < 2 ? largest_expected(*need_, high) : 0;
+  if (guess >= options_.lower) {
+    if (need_->known() > search::kMostlyKnown) {
+      expected_need_ = detail::whole_bytes(need_->upper(static_cast<double>(guess)));
+    }
+    return std::max(guess, lattice(options_).above(best_));
+  }
+  const auto low = static_cast<double>(std::max<std::int64_t>(best_, 1));
+  constexpr double kFarApart = 4;
+  const double far = kFarApart * low;
+  return static_cast<double>(high) < far ? middle(high)
+                                         : clamp(std::sqrt(low * static_cast<double>(high)),
+                                                 lattice(options_).above(best_), high);
 }
 
 /// The size that fits if one tensor makes up the need, which then grows between two failures as it
@@ -235,7 +277,8 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     // All that is available counts: halving would try a size that just fits.
     largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
-  const std::int64_t guess = available_ >= 0 ? size_of_one_tensor() : 0;
+  const std::int64_t guess =
+      available_ >= 0 ? std::max(size_of_one_tensor(), expected_choice(high)) : 0;
   std::int64_t above_guess = 0;  // sizes that halving tries
   std::int64_t half = options_.upper;
   while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {

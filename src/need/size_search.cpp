@@ -1,6 +1,7 @@
 #include <brim/need/size_search.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ranges>
 #include <utility>
 
@@ -51,18 +52,32 @@ void SizeSearch::remember(const Attempt& attempt) { remember(std::span(&attempt,
 void SizeSearch::remember(std::span<const Attempt> attempts) {
   for (const Attempt& attempt : attempts) {
     check_size(attempt);
-    add(attempt, true);
+    if (attempt.trace && attempt.trace->foreseen) {
+      foreseen_.push_back(attempt);
+    } else {
+      add(attempt, true);
+    }
   }
   update_bounds();
   choose();
 }
 
+/// Traces are far apart at first: of these, in orders of magnitude, and without a failure whatever
+/// a fit is multiplied by.
+double SizeSearch::left_to_search() const noexcept {
+  const auto low = static_cast<double>(std::max(best_, options_.lower - 1));
+  const auto high = static_cast<double>(failure_ == 0 ? options_.upper : failure_ - 1);
+  if (options_.start != Start::traced) {
+    return high - low;
+  }
+  constexpr double kUnbounded = 1e30;
+  return failure_ == 0 ? kUnbounded / std::max(low, 1.0)
+                       : std::log((high + 1) / std::max(low, 1.0));
+}
+
 void SizeSearch::record(const Attempt& attempt) {
   check_size(attempt);
-  const auto left = [&] {
-    return (failure_ == 0 ? options_.upper : failure_ - 1) - std::max(best_, options_.lower - 1);
-  };
-  const std::int64_t before = left();
+  const double before = left_to_search();
   const std::int64_t previous = known_.empty() ? 0 : known_.back().size();
   if (attempt.available.value_or(-1) >= 0) {
     available_ = std::max<std::int64_t>(*attempt.available - attempt.left, 0);
@@ -81,7 +96,7 @@ void SizeSearch::record(const Attempt& attempt) {
     return;
   }
   update_bounds();
-  stalls_ = left() > before / 2 ? stalls_ + 1 : 0;
+  stalls_ = left_to_search() > before / 2 ? stalls_ + 1 : 0;
   choose();
 }
 
@@ -149,7 +164,11 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
 
 void SizeSearch::update_bounds() {
   const auto grid = detail::lattice(options_);
-  auto need = Need::of_fits(known_, options_.circumstances.in_use,
+  std::vector<Attempt> all = foreseen_;
+  if (!all.empty()) {
+    all.insert(all.end(), known_.begin(), known_.end());
+  }
+  auto need = Need::of_fits(all.empty() ? known_ : all, options_.circumstances.in_use,
                             available_ < 0 ? std::nullopt : std::optional(available_));
   need_ = need ? std::make_shared<const Need>(*std::move(need)) : nullptr;
   best_ = 0;

@@ -2,6 +2,8 @@
 #include <brim/predict/memory_trace.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <unordered_map>
 
 namespace brim {
@@ -213,6 +215,7 @@ std::shared_ptr<const Trace> trace_of(std::span<const AllocationEvent> events, b
 
 std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t start) {
   auto result = std::make_shared<Trace>();
+  result->foreseen = true;
   const auto& events = trace.events();
   const auto& allocations = trace.allocations();
   std::vector<std::int32_t> number(allocations.size(), Trace::kNone);  // by allocation
@@ -231,7 +234,12 @@ std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t sta
   result->older = result->requests.size();
   std::int32_t place = -1;
   std::int32_t operation = -1;
+  std::size_t first_of_later = 0;  // request
   for (auto event = events.begin() + start; event != events.end(); ++event) {
+    if (event - events.begin() == trace.last_call()) {
+      result->later = result->events.size();
+      first_of_later = result->requests.size();
+    }
     if (event->action == MemoryTrace::Action::empty_cache) {
       continue;
     }
@@ -245,13 +253,28 @@ std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t sta
     operation += each.place == place && operation >= 0 ? 0 : 1;
     place = each.place;
     number[which] = static_cast<std::int32_t>(result->requests.size());
-    const auto name = static_cast<std::uint64_t>(place);
+    // Another trace may number its places otherwise.
+    const auto name = static_cast<std::uint64_t>(std::hash<std::string>{}(trace.place_text(place)));
     result->requests.push_back({.bytes = each.bytes,
                                 .stream = each.stream,
                                 .operation = operation,
                                 .name = name,
                                 .path = name});
     result->events.push_back(number[which]);
+  }
+  if (result->later > 0) {
+    auto& requests = result->requests;
+    const auto of_first = requests.begin() + static_cast<std::ptrdiff_t>(result->older);
+    const auto of_later = requests.begin() + static_cast<std::ptrdiff_t>(first_of_later);
+    Trace first;
+    Trace later;
+    first.requests.assign(of_first, of_later);
+    later.requests.assign(of_later, requests.end());
+    const auto same = matched(first, later);
+    for (std::size_t i = 0; i < same.size(); ++i) {
+      requests[result->older + i].successor =
+          same[i] == Trace::kNone ? same[i] : same[i] + static_cast<std::int32_t>(first_of_later);
+    }
   }
   return result;
 }

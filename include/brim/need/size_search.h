@@ -22,6 +22,8 @@ enum class Start : std::uint8_t {
   at_upper,  ///< with the largest size: for work that ends with the first fit (`batch`, `maximize`)
   probe,     ///< with a small one, and grows: for work in parts, where a small part costs little
              ///< (`range`, `chunked`)
+  traced,    ///< with the largest: for work that is traced on fake tensors, where an attempt costs
+             ///< the same whether it fits or not and shows all that is needed: nothing is spared
 };
 
 /// What the next attempt finds.
@@ -88,6 +90,9 @@ class BRIM_API SizeSearch {
   /// Takes in an attempt of an earlier call. It shapes the predictions. It is a bound only if the
   /// available bytes justify it: a fit if no less is available than then, a failure if no more is
   /// available or if it needed more than is available now.
+  ///
+  /// What was traced on fake tensors is neither a fit nor a failure. The first size comes from it,
+  /// and it shows how the requests of runs grow.
   /// @throws std::invalid_argument when the size is below 1.
   void remember(const Attempt& attempt);
   void remember(std::span<const Attempt> attempts);  ///< several, oldest first
@@ -121,11 +126,14 @@ class BRIM_API SizeSearch {
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const;
   [[nodiscard]] double usable() const noexcept;
+  [[nodiscard]] double left_to_search() const noexcept;
   [[nodiscard]] const Attempt* last_fit() const noexcept;
   [[nodiscard]] bool is_trusted() const;
   [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
+  [[nodiscard]] std::int64_t expected_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t traced_choice(std::int64_t high);
   [[nodiscard]] std::int64_t size_of_one_tensor() const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
@@ -137,6 +145,7 @@ class BRIM_API SizeSearch {
 
   SizeSearchOptions options_;
   std::vector<Attempt> known_;        // oldest first
+  std::vector<Attempt> foreseen_;     // traced on fake tensors, and did not run
   std::shared_ptr<const Need> need_;  // of these; null if nothing has fitted
   std::int64_t available_;      // to the next attempt; -1: not known
   std::int64_t chosen_for_ = -1;  // what was available when next_ was chosen

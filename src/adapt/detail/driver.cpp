@@ -42,7 +42,8 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
   }
   // A first attempt was made at the maxima. What other calls have learned since would say that it
   // had been at their size.
-  const bool observed = !failure && begins_at_maxima(options);  // only: as one without a watcher
+  const bool observed = !failure && call.foreseen.empty() &&
+                        begins_at_maxima(options);  // only: as one without a watcher
   Recollection known =
       failure || observed ? Recollection{} : recall(options, call.maxima.size(), true);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
