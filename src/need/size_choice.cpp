@@ -201,12 +201,12 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
   return size > 0 ? size : high;
 }
 
-/// The largest size that is expected to fit by traces, of runs or of fake tensors; 0 if these do
-/// not tell.
+/// Where the work was traced on fake tensors: the largest size that is expected to fit; 0 if these
+/// do not tell, or have been wrong.
 std::int64_t SizeSearch::expected_choice(std::int64_t high) const {
-  const bool is_known = is_trusted() && available_ >= 0 && need_->recorded() &&
+  const bool is_known = !foreseen_.empty() && is_trusted() && available_ >= 0 &&
                         (need_->foreseen() || need_->known() > search::kMostlyKnown) &&
-                        failures_ < search::kMostUnforeseen;
+                        missed_ < search::kMostUnforeseen;
   return is_known ? lattice(options_).floor(largest_expected(*need_, high)) : 0;
 }
 
@@ -277,8 +277,8 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     // All that is available counts: halving would try a size that just fits.
     largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
-  const std::int64_t guess =
-      available_ >= 0 ? std::max(size_of_one_tensor(), expected_choice(high)) : 0;
+  const std::int64_t expected = expected_choice(high);
+  const std::int64_t guess = expected > 0 || available_ < 0 ? expected : size_of_one_tensor();
   std::int64_t above_guess = 0;  // sizes that halving tries
   std::int64_t half = options_.upper;
   while (half > options_.lower && (half >= failure_ || static_cast<double>(half) > largest)) {

@@ -82,6 +82,10 @@ void SizeSearch::record(const Attempt& attempt) {
   if (attempt.available.value_or(-1) >= 0) {
     available_ = std::max<std::int64_t>(*attempt.available - attempt.left, 0);
   }
+  if (!attempt.fitted() && need_ != nullptr && need_->recorded() &&
+      need_->upper(static_cast<double>(attempt.size())) <= usable()) {
+    ++missed_;
+  }
   add(attempt, false);
   grown_ += attempt.size() > previous ? 1 : 0;
   ++(attempt.fitted() ? fits_ : failures_);

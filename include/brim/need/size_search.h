@@ -157,6 +157,7 @@ class BRIM_API SizeSearch {
   int stalls_ = 0;            // recorded in a row that did not halve what is left to search
   int fits_in_a_row_ = 0;     // recorded
   int doubtful_failures_ = 0; // recorded
+  int missed_ = 0;            // recorded failures of which the need had said that they fit
   bool failed_here_ = false;  // failure_ was recorded, not remembered
   std::optional<std::int64_t> expected_need_{};
   bool finished_ = false;
