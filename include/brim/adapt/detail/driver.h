@@ -54,7 +54,8 @@ struct MaximizeCall {
   /// The options with what takes time to make (a key, observers): asked for after a first attempt
   /// that failed. Null: `options` has everything.
   c10::function_ref<const AdaptOptions&()> all_options{};
-  std::span<const Attempt> foreseen{};  ///< traced on fake tensors
+  /// What was traced of the work on fake tensors.
+  std::span<const Attempt> foreseen{};
   bool maxima_may_differ = false;   ///< on different ranks
   bool maxima_are_lengths = false;  ///< of this rank's own arguments: they limit no other rank
   bool counts_items = false;        ///< for Objective::throughput: items per second, not calls
