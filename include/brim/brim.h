@@ -36,6 +36,7 @@
 #include <brim/memory/peak_meter.h>
 #include <brim/memory/release.h>
 #include <brim/memory/stats.h>
+#include <brim/need/trace_search.h>
 #include <brim/nn/audit.h>
 #include <brim/nn/convert.h>
 #include <brim/nn/functional.h>
@@ -51,7 +52,6 @@
 #include <brim/predict/memory_trace.h>
 #include <brim/predict/polynomial_regression.h>
 #include <brim/predict/probe.h>
-#include <brim/predict/scaled_trace.h>
 #include <brim/runtime.h>
 #include <brim/testing/oom_injector.h>
 #include <brim/text_table.h>

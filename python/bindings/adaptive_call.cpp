@@ -4,6 +4,7 @@
 #include <brim/adapt/agreement.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/memory/stats.h>
+#include <brim/need/trace_search.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
@@ -230,42 +231,19 @@ class Call {
     return *options_;
   }
 
-  /// The size to start from, at most this one. Where sizes are remembered, what was traced is one
-  /// more observation among them, for later calls: what calls take corrects it.
-  std::int64_t foreseen(std::int64_t size) {
+  /// What was traced of such calls on fake tensors; null where this size fits, or that is not
+  /// known.
+  std::shared_ptr<const TraceSearch> foreseen(std::int64_t size) {
     const std::uint64_t key = call_keys(config_, arguments_, std::nullopt, true).key;
     const auto [positional, named] = as_python(arguments_);
     const py::object found =
         invoke(config_.foresee, key, size, py::handle(function_), positional, named);
-    if (found.is_none()) {
-      return size;
-    }
-    // Sizes and what they take: the one that was asked for does not fit, the last one is the start.
-    const auto traced = found.cast<std::vector<std::pair<std::int64_t, std::int64_t>>>();
-    const std::int64_t start = traced.back().first;
-    if (!config_.memory) {
-      return start;
-    }
-    const c10::Device device = config_.options.device ? *config_.options.device : default_device();
-    const MemoryStats now = memory_stats(device);
-    const std::uint64_t kept = call_keys(config_, arguments_, std::nullopt).key;
-    for (const auto& [value, peak] : traced) {
-      Attempt seen{.values = {value},
-                   .peak = peak,
-                   .held = now.allocated,
-                   .available = now.free,
-                   .device = device};
-      if (value == size) {  // does not fit
-        seen.outcome = device.is_cpu() ? OomKind::host_memory : OomKind::device_memory;
-        seen.requested = 0;
-      }
-      config_.memory->learn(kept, seen);
-    }
-    return start;
+    return found.is_none() ? nullptr : found.cast<std::shared_ptr<TraceSearch>>();
   }
 
   void until_it_fits(std::span<const std::int64_t> maxima, bool maxima_are_lengths,
-                     bool counts_items, detail::TryValues attempt) {
+                     bool counts_items, std::span<const Attempt> foreseen,
+                     detail::TryValues attempt) {
     left_behind_.begin();
     const auto all = [this]() -> const AdaptOptions& { return all_options(); };
     detail::maximize({.maxima = maxima,
@@ -273,6 +251,7 @@ class Call {
                       .groups = config_.groups,
                       .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
                       .all_options = all,
+                      .foreseen = foreseen,
                       .maxima_may_differ = config_.maxima_may_differ,
                       .maxima_are_lengths = maxima_are_lengths,
                       .counts_items = counts_items,
@@ -299,14 +278,11 @@ class Call {
       maxima.push_back(given ? size_argument(slot, value)
                              : inferred_maximum(config_, slot, arguments_));
     }
-    bool are_lengths = config_.maxima_are_lengths || (maxima.size() == 1 && !as_passed);
-    if (config_.foresee) {
-      const std::int64_t asked = std::exchange(maxima.front(), foreseen(maxima.front()));
-      as_passed = as_passed && maxima.front() == asked;
-      are_lengths = are_lengths && maxima.front() == asked;
-    }
+    const bool are_lengths = config_.maxima_are_lengths || (maxima.size() == 1 && !as_passed);
+    const auto traced = config_.foresee ? foreseen(maxima.front()) : nullptr;
+    const auto sizes = traced ? std::span(traced->traced()) : std::span<const Attempt>();
     std::optional<ChangedArguments> changed;  // made when needed: a call that fits needs none
-    until_it_fits(maxima, are_lengths, false, [&](std::span<const std::int64_t> values) {
+    until_it_fits(maxima, are_lengths, false, sizes, [&](std::span<const std::int64_t> values) {
       if (as_passed && std::ranges::equal(values, maxima)) {
         return this->attempt([&] {
           return entering_python([&] {
@@ -333,11 +309,12 @@ class Call {
 
   void batch() {
     ChangedArguments changed(arguments_, 1);
-    until_it_fits({&config_.initial, 1}, false, true, [&](std::span<const std::int64_t> values) {
-      const py::int_ number(values.front());
-      changed.set_front(0, number.ptr());
-      return this->attempt([&] { return changed.call(function_); });
-    });
+    until_it_fits({&config_.initial, 1}, false, true, {},
+                  [&](std::span<const std::int64_t> values) {
+                    const py::int_ number(values.front());
+                    changed.set_front(0, number.ptr());
+                    return this->attempt([&] { return changed.call(function_); });
+                  });
   }
 
   /// Calls `part(from, to)` for parts of [start, end) until all are done.

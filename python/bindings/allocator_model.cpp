@@ -1,8 +1,8 @@
 #include <brim/memory/bytes.h>
+#include <brim/need/trace_search.h>
 #include <brim/predict/allocator_model.h>
 #include <brim/predict/allocator_settings.h>
 #include <brim/predict/memory_trace.h>
-#include <brim/predict/scaled_trace.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 
@@ -132,10 +132,24 @@ void register_trace(py::module_& m) {
            py::arg("place") = 0, py::arg("stream") = 0)
       .def("free", &Trace::free, py::arg("allocation"))
       .def("empty_cache", &Trace::empty_cache)
+      .def("begin_call", &Trace::begin_call)
       .def("place_of", [](const Trace& self,
                           std::int64_t id) { return self.place_text(self.allocation(id).place); })
       .def("__len__", &Trace::size)
       .def(py::pickle(&saved_trace, &loaded_trace));
+}
+
+void register_search(py::module_& m) {
+  const auto sizes = [](const auto& get) {
+    return [get](const TraceSearch& self) { return get(self.sizes()); };
+  };
+  py::class_<TraceSearch, std::shared_ptr<TraceSearch>>(m, "TraceSearch")
+      .def(py::init<const AllocatorOptions&, std::int64_t, std::int64_t>())
+      .def("record", &TraceSearch::record)
+      .def_property_readonly("next", sizes([](const SizeSearch& of) { return of.next(); }))
+      .def_property_readonly("finished", sizes([](const SizeSearch& of) { return of.finished(); }))
+      .def_property_readonly("best", sizes([](const SizeSearch& of) { return of.best(); }))
+      .def_property_readonly("expected", sizes([](const SizeSearch& of) { return of.expected(); }));
 }
 
 void register_report(py::module_& m) {
@@ -173,12 +187,6 @@ void register_report(py::module_& m) {
       .def_readonly("reserved", &Moment::reserved)
       .def_readonly("allocation", &Moment::allocation);
   m.def("timeline", &timeline);
-  using Sized = std::tuple<const MemoryTrace&, std::int64_t, std::int64_t>;  // trace, size, start
-  m.def("largest_scaled", [](const Sized& trace, const Sized& other,
-                             const AllocatorOptions& options, std::int64_t low, std::int64_t high) {
-    return largest_scaled(std::make_from_tuple<SizedTrace>(trace),
-                          std::make_from_tuple<SizedTrace>(other), options, low, high);
-  });
   m.def("replay", &replay, py::arg("trace"), py::arg("options") = AllocatorOptions{},
         py::arg("start") = 0, py::arg("largest") = 10);
 }
@@ -189,6 +197,7 @@ void register_allocator_model(py::module_& m) {
   register_options(m);
   register_allocator(m);
   register_trace(m);
+  register_search(m);
   register_report(m);
 }
 

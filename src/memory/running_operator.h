@@ -14,7 +14,8 @@ struct RunningOperator {
   std::uint64_t path = 0;    ///< with the names of those inside it
 };
 
-/// Has torch tell which operators run, on all threads, as long as it exists. There is one at a time.
+/// Has torch tell which operators run, on all threads, as long as it exists. There is one at a
+/// time.
 class OperatorWatch {
  public:
   OperatorWatch();

@@ -55,7 +55,8 @@ void pair_up(std::int32_t size, std::int32_t other, std::int32_t most, const Equ
   // furthest[d][k + d]: how far into the first sequence one gets with d differences on diagonal k.
   std::vector<std::vector<std::int32_t>> furthest;
   const auto at = [&](std::int32_t d, std::int32_t k) {
-    return k < -d || k > d ? -1 : furthest[static_cast<std::size_t>(d)][static_cast<std::size_t>(k + d)];
+    return k < -d || k > d ? -1
+                           : furthest[static_cast<std::size_t>(d)][static_cast<std::size_t>(k + d)];
   };
   const auto came_down = [&](std::int32_t d, std::int32_t k) {
     return k == -d || (k != d && at(d - 1, k - 1) < at(d - 1, k + 1));
@@ -73,7 +74,9 @@ void pair_up(std::int32_t size, std::int32_t other, std::int32_t most, const Equ
       }
       for (std::int32_t step = d, diagonal = k, end_x = x; step >= 0; --step) {
         const bool down = step > 0 && came_down(step, diagonal);
-        const std::int32_t from = step == 0 ? 0 : down ? at(step - 1, diagonal + 1) : at(step - 1, diagonal - 1) + 1;
+        const std::int32_t from = step == 0 ? 0
+                                  : down    ? at(step - 1, diagonal + 1)
+                                            : at(step - 1, diagonal - 1) + 1;
         for (std::int32_t i = end_x; i > from; --i) {
           take(begin + i - 1, begin + i - 1 - diagonal);
         }

@@ -1,7 +1,11 @@
 #include "need/need.h"
 
+#include "need/search_constants.h"
+
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <numeric>
 #include <ranges>
 #include <unordered_map>
 #include <utility>
@@ -18,6 +22,14 @@ std::shared_ptr<const Trace> shown_by(const Attempt& attempt) {
   return trace_of_peak(*attempt.need());
 }
 
+bool is_foreseen(const Attempt& attempt) { return attempt.trace && attempt.trace->foreseen; }
+
+/// The newest that was traced on fake tensors; null if there is none.
+const Attempt* newest_foreseen(std::span<const Attempt> attempts) {
+  const auto found = std::find_if(attempts.rbegin(), attempts.rend(), is_foreseen);
+  return found == attempts.rend() ? nullptr : &*found;
+}
+
 /// What a peak of another size lacks or has more beside that of the newest, for all that is known:
 /// what one call left (gradients, a state) may be what the next one freed, or found.
 std::int64_t level(const Attempt& other, const Attempt& newest) {
@@ -31,13 +43,14 @@ struct Points {
   double least_size, least_bytes;
   double most_size, most_bytes;
 
-  /// @param near whether the nearest smaller size counts, and not the least.
-  void add(double size, double bytes, double at_size, bool near) {
-    if (near && size < at_size ? least_size == at_size || size > least_size : size < least_size) {
+  /// @param below whether the nearest smaller size counts, and not the least.
+  /// @param above whether the nearest larger size counts, and not the largest.
+  void add(double size, double bytes, double at_size, bool below, bool above) {
+    if (below && size < at_size ? least_size == at_size || size > least_size : size < least_size) {
       least_size = size;
       least_bytes = bytes;
     }
-    if (size > most_size) {
+    if (above && size > at_size ? most_size == at_size || size < most_size : size > most_size) {
       most_size = size;
       most_bytes = bytes;
     }
@@ -58,7 +71,8 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     points.push_back({size_, bytes, size_, bytes});
   }
   for (const Attempt& attempt : attempts) {
-    if (attempt.size() == newest.size() || (attempt.trace != nullptr) != recorded_) {
+    if (attempt.size() == newest.size() || (attempt.trace != nullptr) != recorded_ ||
+        is_foreseen(attempt) != foreseen()) {
       continue;
     }
     const auto other = shown_by(attempt);
@@ -69,11 +83,12 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     for (std::size_t i = trace_->older; i < requests.size(); ++i) {
       if (same[i] != Trace::kNone) {
         // Peaks are sums, of which only a near one bounds the growth. Of a request, sizes that are
-        // far apart show it best: near ones may be padded to the same.
+        // far apart show it best: near ones may be padded to the same. Those that were traced on
+        // fake tensors are near what they are to show.
         const std::int64_t bytes = other->requests[static_cast<std::size_t>(same[i])].bytes;
         points[i].add(static_cast<double>(attempt.size()),
                       static_cast<double>(bytes + (recorded_ ? 0 : level(attempt, newest))), size_,
-                      !recorded_);
+                      !recorded_ || foreseen(), foreseen());
       }
     }
   }
@@ -99,12 +114,20 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     }
   }
   known_ = all > 0 ? known / all : 0;
+  freed_first_.resize(requests.size());
+  std::optional<Need> traced;
+  if (const Attempt* found = newest_foreseen(attempts);
+      found != nullptr && recorded_ && !foreseen()) {
+    traced = Need(*found, attempts, {}, {});
+    grow_as(*traced);
+  }
   int fits = 0;  // since the attempt
   for (const Attempt& attempt : std::views::reverse(attempts)) {
     fits += attempt.fitted() ? 1 : 0;
     if (fits == 0 && attempt.trace && in_use) {
       for (const Trace::Request& request : attempt.trace->requests) {
-        leftover_ += !request.freed && in_use(request.address) ? static_cast<double>(request.bytes) : 0;
+        leftover_ +=
+            !request.freed && in_use(request.address) ? static_cast<double>(request.bytes) : 0;
       }
     }
     if (fits > 1) {
@@ -142,18 +165,121 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
       there_[i] = left(which);
       there_[which] = 0;
     }
+    if (foreseen()) {
+      there_[i] = static_cast<double>(requests[i].bytes);
+    }
+  }
+  if (traced) {
+    free_as(*traced);
+  }
+  if (foreseen()) {
+    available_then_ = newest.available;
+    available_ = available;
+    for (const Attempt& attempt : attempts) {
+      if (!is_foreseen(attempt) && attempt.need()) {
+        const Held expected = held(static_cast<double>(attempt.size()), 1);
+        const double bytes = expected.most - already_there(expected, attempt.available);
+        scale_ =
+            bytes > 0 ? std::max(scale_, static_cast<double>(*attempt.need()) / bytes) : scale_;
+      }
+    }
+  }
+}
+
+/// Requests whose growth no other run shows grow as those that were traced and have as many bytes
+/// here; of several, as the one that grows fastest.
+void Need::grow_as(const Need& traced) {
+  constexpr double kSameBytes = 0.001;  // sizes are whole numbers
+  struct Bytes {
+    double at_half, at_double;  // of the size
+  };
+  std::map<std::int64_t, Bytes> like;  // by bytes at the size
+  for (std::size_t i = traced.trace_->older; i < traced.growth_.size(); ++i) {
+    if (traced.growth_[i]) {
+      const auto at = [&](double size) { return static_cast<double>(traced.bytes_at(i, size, 1)); };
+      const Bytes grows{.at_half = at(size_ / 2), .at_double = at(2 * size_)};
+      Bytes& place = like.try_emplace(traced.bytes_at(i, size_, 1), grows).first->second;
+      place = grows.at_double > place.at_double ? grows : place;
+    }
+  }
+  double all = 0;
+  double known = 0;
+  for (std::size_t i = trace_->older; i < growth_.size(); ++i) {
+    const std::int64_t request = trace_->requests[i].bytes;
+    const auto bytes = static_cast<double>(request);
+    all += bytes;
+    const auto off = [&](const auto& place) { return std::abs(place->first - request); };
+    auto nearest = like.lower_bound(request);
+    if (nearest != like.begin() &&
+        (nearest == like.end() || off(std::prev(nearest)) < off(nearest))) {
+      --nearest;
+    }
+    if (!growth_[i] && nearest != like.end() &&
+        static_cast<double>(off(nearest)) <= kSameBytes * bytes) {
+      growth_[i] = Growth{.up = {bytes, size_, nearest->second.at_double, 2 * size_},
+                          .down = {bytes, size_, nearest->second.at_half, size_ / 2}};
+    }
+    known += growth_[i] ? bytes : 0.0;
+  }
+  known_ = all > 0 ? known / all : 0;
+}
+
+/// What a later call frees before it begins, such as gradients, is known from what was traced: it
+/// is what was left there and has as many bytes, in the same order. A later call knows by itself.
+void Need::free_as(const Need& traced) {
+  const auto older = std::span(trace_->requests).first(trace_->older);
+  if (!std::ranges::all_of(older, &Trace::Request::from_failure)) {
+    return;
+  }
+  const Trace& trace = *traced.trace_;
+  std::vector<bool> is_left(trace.requests.size());
+  std::vector<bool> is_freed(trace.requests.size());
+  std::size_t e = 0;
+  for (; e < trace.later; ++e) {
+    const std::int32_t event = trace.events[e];
+    is_left[static_cast<std::size_t>(event < 0 ? ~event : event)] = event >= 0;
+  }
+  for (; e < trace.events.size() && trace.events[e] < 0; ++e) {
+    is_freed[static_cast<std::size_t>(~trace.events[e])] = true;
+  }
+  std::map<std::int64_t, std::vector<bool>> there;  // by bytes: whether it is freed
+  for (std::size_t i = trace.older; i < is_left.size(); ++i) {
+    if (is_left[i]) {
+      there[traced.bytes_at(i, size_, 1)].push_back(is_freed[i]);
+    }
+  }
+  std::map<std::int64_t, std::vector<std::size_t>> here;
+  for (std::size_t i = trace_->older; i < there_.size(); ++i) {
+    if (there_[i] > 0) {
+      here[trace_->requests[i].bytes].push_back(i);
+    }
+  }
+  for (const auto& [bytes, requests] : here) {
+    const auto found = there.find(bytes);
+    for (std::size_t k = 0; found != there.end() && k < requests.size(); ++k) {
+      if (found->second.size() == requests.size() && found->second[k]) {
+        freed_first_[requests[k]] = true;
+        missing_ -= std::exchange(there_[requests[k]], 0.0);
+      }
+    }
   }
 }
 
 std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse& in_use,
                                   std::optional<std::int64_t> available) {
-  for (const Attempt& attempt : std::views::reverse(attempts)) {
-    if (attempt.fitted()) {
-      return attempt.need() ? std::optional(Need(attempt, attempts, in_use, available))
-                            : std::nullopt;
-    }
+  const auto fit = std::find_if(attempts.rbegin(), attempts.rend(), [](const Attempt& attempt) {
+    return attempt.fitted() && !is_foreseen(attempt);
+  });
+  const Attempt* traced = newest_foreseen(attempts);
+  const Attempt* newest =
+      fit != attempts.rend() && (fit->trace || traced == nullptr) ? &*fit : traced;
+  if (newest == nullptr || (newest != traced && !newest->need())) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  Need need(*newest, attempts, in_use, available);
+  return traced != nullptr && need.known() < search::kMostlyKnown
+             ? Need(*traced, attempts, in_use, available)
+             : need;
 }
 
 std::int64_t Need::bytes_at(std::size_t request, double size, double power) const {
@@ -166,7 +292,7 @@ std::int64_t Need::bytes_at(std::size_t request, double size, double power) cons
                                    (power == 0 ? 1.0 : std::pow(size / size_, power)));
 }
 
-double Need::most_held(double size, double power, bool frees_first) const {
+Need::Held Need::held(double size, double power, bool frees_first) const {
   std::vector<double> bytes(there_.size());
   double now = missing_;
   for (std::size_t i = trace_->older; i < bytes.size(); ++i) {
@@ -183,7 +309,29 @@ double Need::most_held(double size, double power, bool frees_first) const {
     }
     most = std::max(most, now);
   }
-  return most;
+  return {.most = most, .left = now};
+}
+
+/// Bytes that the calls since the trace have left, which the next one need not make; negative where
+/// they have freed already what it would.
+double Need::already_there(const Held& held, std::optional<std::int64_t> available) const {
+  if (!foreseen() || !available_then_ || !available) {
+    return 0;
+  }
+  const double older = std::accumulate(
+      there_.begin(), there_.begin() + static_cast<std::ptrdiff_t>(trace_->older), 0.0);
+  return std::clamp(static_cast<double>(*available_then_ - *available), -older,
+                    std::max(held.left, 0.0));
+}
+
+double Need::most_held(double size, double power, bool frees_first) const {
+  const Held at = held(size, power, frees_first);
+  return scale_ * std::max(at.most - already_there(at, available_), 0.0);
+}
+
+/// How fast what is not known grows at most.
+double Need::power_above(double size, double power) const {
+  return foreseen() ? kInProportion : size > size_ ? power : 0;
 }
 
 double Need::upper(double size, double power) const {
@@ -193,7 +341,7 @@ double Need::upper(double size, double power) const {
       short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
     }
   }
-  return most_held(size, size > size_ ? power : 0) + short_by;
+  return most_held(size, power_above(size, power)) + short_by;
 }
 
 /// The allocator that serves the calls.
@@ -206,6 +354,15 @@ class Need::Device {
         left_(trace_.requests.size(), kNothing),
         optional_(trace_.requests.size()) {
     const auto blocks = now.held();
+    if (trace_.foreseen) {
+      find_older(blocks);
+      first_of_later_ =
+          trace_.older + static_cast<std::size_t>(std::count_if(
+                             trace_.events.begin(),
+                             trace_.events.begin() + static_cast<std::ptrdiff_t>(trace_.later),
+                             [](std::int32_t event) { return event >= 0; }));
+      return;
+    }
     for (std::size_t i = trace_.older; i < left_.size(); ++i) {
       const Trace::Request& request = trace_.requests[i];
       const auto found = request.freed ? blocks.end() : blocks.find(request.address);
@@ -224,29 +381,32 @@ class Need::Device {
   }
 
   /// A call at `size`.
-  bool run(double size, double power) {
+  /// @param later of fake tensors: only the later call, which finds what it left.
+  bool run(double size, double power, bool later = false) {
     auto before = std::move(held_);
     held_.assign(trace_.requests.size(), kNothing);
     // A result that was dropped before this call will be before the next ones.
     for (std::size_t i = 0; i < before.size(); ++i) {
-      if (left_[i] == kNothing) {
+      if ((left_[i] == kNothing && !trace_.foreseen) || need_.freed_first_[i]) {
         release(before[i]);
       }
     }
-    for (const std::int32_t event : trace_.events) {
+    const auto is_older = [&](std::size_t request) {
+      return request < (later ? first_of_later_ : trace_.older);
+    };
+    for (std::size_t e = later ? trace_.later : 0; e < trace_.events.size(); ++e) {
+      const std::int32_t event = trace_.events[e];
       const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
-      if (event < 0 && request < trace_.older) {
-        if (const std::int32_t successor = trace_.requests[request].successor;
-            successor != Trace::kNone) {
-          release(before[static_cast<std::size_t>(successor)]);
-        }
+      if (event < 0 && is_older(request)) {
+        const std::int32_t successor = trace_.requests[request].successor;
+        release(before[successor == Trace::kNone ? request : static_cast<std::size_t>(successor)]);
       } else if (event < 0) {
         release(held_[request]);
       } else {
         if (need_.there_[request] > 0) {
           release(before[request]);  // it is not seen to be freed: taken to be replaced
         }
-        const std::int64_t bytes = need_.bytes_at(request, size, size > need_.size_ ? power : 0);
+        const std::int64_t bytes = need_.bytes_at(request, size, need_.power_above(size, power));
         const auto made = model_.allocate(bytes, trace_.requests[request].stream);
         if (!made && !optional_[request]) {
           return false;
@@ -254,8 +414,14 @@ class Need::Device {
         held_[request] = made.value_or(kNothing);
       }
     }
-    // What it has not freed is replaced by what it left.
-    std::ranges::for_each(before, [&](std::int64_t& allocation) { release(allocation); });
+    // What it has not freed is replaced by what it left. An optimizer's state stays.
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      if (later && i < first_of_later_) {
+        held_[i] = before[i];
+      } else {
+        release(before[i]);
+      }
+    }
     return true;
   }
 
@@ -263,6 +429,21 @@ class Need::Device {
 
  private:
   static constexpr std::int64_t kNothing = -1;
+
+  /// What it will free of what is held now: traces of fake tensors know no addresses, but bytes.
+  void find_older(const std::unordered_map<std::int64_t, std::int64_t>& blocks) {
+    std::unordered_multimap<std::int64_t, std::int64_t> by_bytes;
+    for (const auto& [address, allocation] : blocks) {
+      by_bytes.emplace(model_.block(allocation).requested, allocation);
+    }
+    for (std::size_t i = 0; i < trace_.older; ++i) {
+      if (const auto found = by_bytes.find(trace_.requests[i].bytes); found != by_bytes.end()) {
+        left_[i] = found->second;
+        by_bytes.erase(found);
+      }
+    }
+    held_ = left_;
+  }
 
   void release(std::int64_t& allocation) {
     if (allocation != kNothing) {
@@ -276,19 +457,28 @@ class Need::Device {
   std::vector<std::int64_t> left_;  // by request: the allocation that the last call left
   std::vector<std::int64_t> held_;  // likewise: what the call that runs holds
   std::vector<bool> optional_;      // by request: it may be refused
+  std::size_t first_of_later_ = 0;  // request
 };
 
-bool Need::fits(double size, const AllocatorModel& now, double power) const {
+bool Need::fits(double size, const AllocatorModel& now, double power, bool once) const {
   // Each call finds the blocks that the one before left.
   constexpr int kMostCalls = 8;
   Device device(*this, now);
-  if (size != size_) {
+  if (foreseen()) {  // they begin with what is cached now
+    const double there = already_there(held(size, 1), available_);
+    device.model().set_capacity(now.options().capacity +
+                                static_cast<std::int64_t>(std::max(there, 0.0)));
+    const bool fits = device.run(size, power);
+    if (!fits || once || trace_->later == 0) {
+      return fits;
+    }
+  } else if (size != size_) {
     device.model().empty_cache();
   }
   for (int call = 0, same = 0; call < kMostCalls && same < 2; ++call) {
     const auto reserved = device.model().now().reserved;
     const auto retries = device.model().retries();
-    if (!device.run(size, power)) {
+    if (!device.run(size, power, foreseen())) {
       return false;
     }
     const bool changed =

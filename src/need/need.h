@@ -1,9 +1,9 @@
 #pragma once
 
 #include <brim/export.h>
+#include <brim/need/attempt.h>
 #include <brim/need/trace.h>
 #include <brim/predict/allocator_model.h>
-#include <brim/need/attempt.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,13 +25,18 @@ namespace brim {
 /// activation or of its parameter). The rest is not known: there the bounds part.
 ///
 /// The peak of a fit that was not recorded is a trace of one request.
+///
+/// What was traced on fake tensors shows how requests of a run grow that have as many bytes. Where
+/// no run was recorded it is the trace that is replayed: what is not known of it grows in
+/// proportion, and a run that needed more raises all of it.
 class BRIM_API Need {
  public:
   /// Whether the block at an address that a call left is in use now. Empty: none is.
   using InUse = std::function<bool(std::int64_t)>;
 
-  /// Of the newest fit, with what all other attempts show; empty if nothing has fitted, or if it is
-  /// not known what that needed. Attempts are in the order of time.
+  /// Of the newest fit, with what all other attempts show; where none was recorded, of the newest
+  /// one that was traced on fake tensors. Empty if it is not known what the work needs. Attempts
+  /// are in the order of time.
   /// @param available to the next call. How much less that is than the newest fit had shows what is
   ///     still there of what it left, where that was not recorded.
   [[nodiscard]] static std::optional<Need> of_fits(std::span<const Attempt> attempts,
@@ -44,6 +49,8 @@ class BRIM_API Need {
   [[nodiscard]] double known() const { return known_; }
   /// Whether requests were recorded, and not only a peak.
   [[nodiscard]] bool recorded() const { return recorded_; }
+  /// Whether nothing was: the trace is of fake tensors.
+  [[nodiscard]] bool foreseen() const { return trace_->foreseen; }
 
   static constexpr double kSquare = 2;
   static constexpr double kInProportion = 1;
@@ -59,14 +66,25 @@ class BRIM_API Need {
 
   /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
   /// not always pack. If it is another size than the last, they begin with an empty cache.
-  [[nodiscard]] bool fits(double size, const AllocatorModel& now, double power = kSquare) const;
+  /// @param once whether what was traced on fake tensors has to fit as it was traced only.
+  [[nodiscard]] bool fits(double size, const AllocatorModel& now, double power = kSquare,
+                          bool once = false) const;
 
  private:
   class Device;
 
   Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
        std::optional<std::int64_t> available);
+  struct Held {
+    double most;
+    double left;  // at the end, more than at the beginning
+  };
+  [[nodiscard]] Held held(double size, double power, bool frees_first) const;
   [[nodiscard]] double most_held(double size, double power, bool frees_first = false) const;
+  [[nodiscard]] double already_there(const Held& held, std::optional<std::int64_t> available) const;
+  [[nodiscard]] double power_above(double size, double power) const;
+  void grow_as(const Need& traced);
+  void free_as(const Need& traced);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
 
   std::shared_ptr<const Trace> trace_;
@@ -82,13 +100,18 @@ class BRIM_API Need {
   /// By one of the call itself: bytes that it left and the next call replaces, as far as is known.
   std::vector<double> there_;
   double leftover_ = 0;  // bytes that failed attempts since have left
-  double missing_ = 0;  // bytes that failed attempts had made, and the newest trace freed
+  double missing_ = 0;   // bytes that failed attempts had made, and the newest trace freed
+  std::vector<bool> freed_first_;  // by request: the next call frees what is there when it begins
   /// By how much a size needed more than was expected of it, and failed.
   struct Shortfall {
     double size;
     double bytes;
   };
   std::vector<Shortfall> shortfalls_;
+  // Of what was traced on fake tensors:
+  std::optional<std::int64_t> available_then_;
+  std::optional<std::int64_t> available_;  // now
+  double scale_ = 1;                       // by which runs needed more
 };
 
 }  // namespace brim

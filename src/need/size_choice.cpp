@@ -32,6 +32,8 @@ void SizeSearch::choose() {
     finished_ = next_ == best_;
   } else if (attempts() == 0) {
     next_ = first_choice(high);
+  } else if (options_.start == Start::traced) {
+    next_ = traced_choice(high);
   } else if (halving) {
     next_ = failure_ == 0 ? high : half();
   } else if (options_.strategy == Strategy::bisect) {
@@ -45,10 +47,15 @@ void SizeSearch::choose() {
 double SizeSearch::usable() const noexcept {
   const auto bytes = static_cast<double>(available_);
   const Circumstances& now = options_.circumstances;
+  if (options_.start == Start::traced) {
+    return bytes;
+  }
   const double segment =
       now.packs ? 0.0 : std::min(search::kSegment, search::kLargestSegmentShare * bytes);
   const bool in_parts = options_.start == Start::probe;
-  const double margin = std::max(now.margin, in_parts ? search::kProbeMargin : 0.0);
+  const bool foreseen = need_ != nullptr && need_->foreseen();
+  const double margin = std::max({now.margin, in_parts ? search::kProbeMargin : 0.0,
+                                  foreseen ? search::kForeseenMargin : 0.0});
   return bytes < 0 ? bytes : bytes - std::max(segment, margin * bytes);
 }
 
@@ -100,8 +107,8 @@ bool SizeSearch::is_trusted() const {
 
 /// The number of known failures at sizes that were expected to fit.
 std::int64_t SizeSearch::unforeseen() const {
-  return std::ranges::count_if(
-      known_, [](const Attempt& attempt) { return attempt.expected.has_value(); });
+  return std::ranges::count_if(known_,
+                               [](const Attempt& attempt) { return attempt.expected.has_value(); });
 }
 
 /// The largest size up to `most` that is expected to fit; 0 if none is.
@@ -119,13 +126,18 @@ std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, d
   if (!device) {
     return size;
   }
-  device->set_capacity(std::max<std::int64_t>(
-      device->options().capacity - static_cast<std::int64_t>(static_cast<double>(available_) - bytes),
-      0));
+  device->set_capacity(
+      std::max<std::int64_t>(device->options().capacity -
+                                 static_cast<std::int64_t>(static_cast<double>(available_) - bytes),
+                             0));
+  const auto fits = [&](std::int64_t each) {
+    return need.fits(static_cast<double>(each), *device, power, options_.start == Start::traced);
+  };
   // Some sizes fit between others that do not.
-  return detail::largest_less_spared(0, size, [&](std::int64_t each) {
-    return need.fits(static_cast<double>(each), *device, power);
-  });
+  const std::int64_t spared = detail::largest_less_spared(0, size, fits);
+  return options_.start == Start::traced
+             ? detail::largest_that_holds(spared, std::min(size, spared + spared / 64) + 1, fits)
+             : spared;
 }
 
 /// From what is known of earlier calls; empty if that is nothing.
@@ -140,7 +152,8 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   }
   const std::int64_t size = lattice(options_).floor(last->size());
   const bool known = need->known() > search::kMostlyKnown;
-  if (need->known() == 0 && !options_.cautious && std::ranges::all_of(known_, &Attempt::fitted)) {
+  if (need->known() == 0 && !options_.cautious && foreseen_.empty() &&
+      std::ranges::all_of(known_, &Attempt::fitted)) {
     return std::nullopt;  // a single size that nothing has failed beside says little about others
   }
   // Most needs grow in proportion at most. If this one does not, the failure shows it.
@@ -148,14 +161,15 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   std::int64_t choice = 0;
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
-    choice = largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), power);
+    choice =
+        largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), power);
     if (failure_ != 0 && unforeseen() > 0) {
       choice = std::min(choice, std::max(middle(high), size));  // it may fail again
     }
     choice -= std::max<std::int64_t>(choice - size, 0) / search::kReservedPart;
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
-    const bool worth_it = static_cast<double>(choice) >=
-                          (1 + search::kWorthMoving) * static_cast<double>(size);
+    const bool worth_it =
+        static_cast<double>(choice) >= (1 + search::kWorthMoving) * static_cast<double>(size);
     choice = choice > size && !worth_it ? size : choice;
     if (choice < size && size <= high && need->recorded() &&
         need->lower(static_cast<double>(size)) <= usable()) {
@@ -165,10 +179,11 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     if (!known && choice == size) {
       const std::int64_t above = std::min(
           high, std::max(lattice(options_).above(size), size + size / search::kLearningPart));
-      const std::int64_t learns = detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
-        const auto at = static_cast<double>(each);
-        return need->upper(at, Need::kInProportion) <= usable();
-      });
+      const std::int64_t learns =
+          detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
+            const auto at = static_cast<double>(each);
+            return need->upper(at, Need::kInProportion) <= usable();
+          });
       if (learns > size) {
         return clamp(static_cast<double>(learns), options_.lower, high);
       }
@@ -195,6 +210,9 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
     if (best_ == 0 && failure_ != 0) {
       return shrink_choice(high);
     }
+    if (const std::int64_t size = expected_choice(high); size > 0) {
+      return size;
+    }
   }
   if (failure_ != 0) {
     const bool halving = options_.strategy == Strategy::halving;
@@ -202,6 +220,33 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
   }
   const std::int64_t size = best_ > 0 ? 0 : hint();
   return size > 0 ? size : high;
+}
+
+/// Where the work was traced on fake tensors: the largest size that is expected to fit; 0 if these
+/// do not tell, or have been wrong.
+std::int64_t SizeSearch::expected_choice(std::int64_t high) const {
+  const bool is_known = !foreseen_.empty() && is_trusted() && available_ >= 0 &&
+                        (need_->foreseen() || need_->known() > search::kMostlyKnown) &&
+                        missed_ < search::kMostUnforeseen;
+  return is_known ? lattice(options_).floor(largest_expected(*need_, high, Need::kSquare)) : 0;
+}
+
+/// The largest size that is expected to fit, or the next one as a proof. If two such guesses have
+/// not halved what is left, the middle does.
+std::int64_t SizeSearch::traced_choice(std::int64_t high) {
+  const std::int64_t guess = stalls_ < 2 ? largest_expected(*need_, high, Need::kSquare) : 0;
+  if (guess >= options_.lower) {
+    if (need_->known() > search::kMostlyKnown) {
+      expected_need_ = detail::whole_bytes(need_->upper(static_cast<double>(guess)));
+    }
+    return std::max(guess, lattice(options_).above(best_));
+  }
+  const auto low = static_cast<double>(std::max<std::int64_t>(best_, 1));
+  constexpr double kFarApart = 4;
+  const double far = kFarApart * low;
+  return static_cast<double>(high) < far ? middle(high)
+                                         : clamp(std::sqrt(low * static_cast<double>(high)),
+                                                 lattice(options_).above(best_), high);
 }
 
 /// The size that fits if one tensor makes up the need, which then grows between two failures as it
@@ -222,7 +267,8 @@ std::int64_t SizeSearch::size_of_one_tensor() const {
   }
   const Attempt& last = *failures[0];
   const Attempt& before = *failures[1];
-  const auto grows = [&](const std::optional<std::int64_t>& bytes, const std::optional<std::int64_t>& then) {
+  const auto grows = [&](const std::optional<std::int64_t>& bytes,
+                         const std::optional<std::int64_t>& then) {
     return detail::RequestGrowth(static_cast<double>(*bytes), static_cast<double>(last.size()),
                                  static_cast<double>(*then), static_cast<double>(before.size()));
   };
@@ -249,7 +295,8 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   });
   if (available_ >= 0 && failed != known_.rend() && failed->need()) {
     // What it left, the next attempt need not make. Nothing grows faster than with the cube.
-    const auto need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
+    const auto need =
+        static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
     // All that is available counts: halving would try a size that just fits.
     largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
@@ -260,8 +307,12 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     return static_cast<double>(size) > largest ||
            (has_need && need_->lower(static_cast<double>(size)) > static_cast<double>(available_));
   };
-  std::int64_t guess = available_ < 0 ? 0 : has_need ? largest_expected(*need_, high, Need::kSquare) : size_of_one_tensor();
-  if (const Attempt* last = last_fit(); has_need && last->size() <= high && !cannot_fit(last->size())) {
+  std::int64_t guess = expected_choice(high);
+  if (guess == 0 && available_ >= 0) {
+    guess = has_need ? largest_expected(*need_, high, Need::kSquare) : size_of_one_tensor();
+  }
+  const Attempt* last = last_fit();
+  if (has_need && last != nullptr && last->size() <= high && !cannot_fit(last->size())) {
     guess = std::max(guess, last->size());
   }
   std::int64_t above_guess = 0;  // sizes that halving tries
@@ -284,8 +335,9 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
   const Need* need = stalls_ < 2 && available_ >= 0 ? need_.get() : nullptr;
   // A guess at or below the best is answered by the step above it, which either fails, and the
   // search is over, or shows that there is more.
-  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high, Need::kSquare)), lattice(options_).above(best_), high)
-              : middle(high);
+  return need != nullptr ? clamp(static_cast<double>(largest_expected(*need, high, Need::kSquare)),
+                                 lattice(options_).above(best_), high)
+                         : middle(high);
 }
 
 std::int64_t SizeSearch::probe_choice(std::int64_t high) const {

@@ -1,6 +1,7 @@
 #include <brim/need/size_search.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ranges>
 #include <utility>
 
@@ -51,21 +52,39 @@ void SizeSearch::remember(const Attempt& attempt) { remember(std::span(&attempt,
 void SizeSearch::remember(std::span<const Attempt> attempts) {
   for (const Attempt& attempt : attempts) {
     check_size(attempt);
-    add(attempt, true);
+    if (attempt.trace && attempt.trace->foreseen) {
+      foreseen_.push_back(attempt);
+    } else {
+      add(attempt, true);
+    }
   }
   update_bounds();
   choose();
 }
 
+/// Traces are far apart at first: of these, in orders of magnitude, and without a failure whatever
+/// a fit is multiplied by.
+double SizeSearch::left_to_search() const noexcept {
+  const auto low = static_cast<double>(std::max(best_, options_.lower - 1));
+  const auto high = static_cast<double>(failure_ == 0 ? options_.upper : failure_ - 1);
+  if (options_.start != Start::traced) {
+    return high - low;
+  }
+  constexpr double kUnbounded = 1e30;
+  return failure_ == 0 ? kUnbounded / std::max(low, 1.0)
+                       : std::log((high + 1) / std::max(low, 1.0));
+}
+
 void SizeSearch::record(const Attempt& attempt) {
   check_size(attempt);
-  const auto left = [&] {
-    return (failure_ == 0 ? options_.upper : failure_ - 1) - std::max(best_, options_.lower - 1);
-  };
-  const std::int64_t before = left();
+  const double before = left_to_search();
   const std::int64_t previous = known_.empty() ? 0 : known_.back().size();
   if (attempt.available.value_or(-1) >= 0) {
     available_ = std::max<std::int64_t>(*attempt.available - attempt.left, 0);
+  }
+  if (!attempt.fitted() && need_ != nullptr && need_->recorded() &&
+      need_->upper(static_cast<double>(attempt.size())) <= usable()) {
+    ++missed_;
   }
   add(attempt, false);
   first_ = attempts() == 0 ? attempt.size() : first_;
@@ -73,17 +92,17 @@ void SizeSearch::record(const Attempt& attempt) {
   ++(attempt.fitted() ? fits_ : failures_);
   fits_in_a_row_ = attempt.fitted() ? fits_in_a_row_ + 1 : 0;
   doubtful_failures_ += doubtful(attempt) ? 1 : 0;
-  // Most parts of a range repeat a size that still fits. The first may be of another kind than those
-  // that are remembered.
-  const bool settled = fits_ > 1 && finished_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
-                       static_cast<double>(*attempt.peak) <= usable() &&
-                       static_cast<double>(available_) <=
-                           search::kClearly * static_cast<double>(chosen_for_);
+  // Most parts of a range repeat a size that still fits. The first may be of another kind than
+  // those that are remembered.
+  const bool settled =
+      fits_ > 1 && finished_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
+      static_cast<double>(*attempt.peak) <= usable() &&
+      static_cast<double>(available_) <= search::kClearly * static_cast<double>(chosen_for_);
   if (settled && best_ == next_) {
     return;
   }
   update_bounds();
-  stalls_ = left() > before / 2 ? stalls_ + 1 : 0;
+  stalls_ = left_to_search() > before / 2 ? stalls_ + 1 : 0;
   choose();
 }
 
@@ -133,10 +152,10 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
   if (attempt.fitted()) {
     // What it left itself is not missing: the next call replaces it. The results of parts stay.
     const bool replaces = options_.start != Start::probe;
-    const double with_left = now + (replaces ? std::max(static_cast<double>(attempt.left), 0.0) : 0.0);
+    const double with_left =
+        now + (replaces ? std::max(static_cast<double>(attempt.left), 0.0) : 0.0);
     const bool holds = comparable ? with_left * same >= then : bytes < 0;
-    return holds ||
-           (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
+    return holds || (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
   }
   if (doubtful(attempt)) {
     // Memory that was short for a moment (another thread, a test) must not keep sizes small for
@@ -151,7 +170,11 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
 
 void SizeSearch::update_bounds() {
   const auto grid = detail::lattice(options_);
-  auto need = Need::of_fits(known_, options_.circumstances.in_use,
+  std::vector<Attempt> all = foreseen_;
+  if (!all.empty()) {
+    all.insert(all.end(), known_.begin(), known_.end());
+  }
+  auto need = Need::of_fits(all.empty() ? known_ : all, options_.circumstances.in_use,
                             available_ < 0 ? std::nullopt : std::optional(available_));
   need_ = need ? std::make_shared<const Need>(*std::move(need)) : nullptr;
   best_ = 0;

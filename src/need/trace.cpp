@@ -2,6 +2,8 @@
 #include <brim/predict/memory_trace.h>
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <unordered_map>
 
 namespace brim {
@@ -29,7 +31,8 @@ void mark_leftovers(Trace& trace, const Trace& failed) {
     }
     const std::size_t older = index_of(~event);
     const auto found = older < trace.older ? left.find(trace.requests[older].address) : left.end();
-    if (found == left.end() || failed.requests[found->second].bytes != trace.requests[older].bytes) {
+    if (found == left.end() ||
+        failed.requests[found->second].bytes != trace.requests[older].bytes) {
       continue;
     }
     trace.requests[older].from_failure = true;
@@ -46,8 +49,8 @@ void adopt_frees(Trace& trace, const Trace& failed) {
     return;
   }
   const auto same = matched(failed, trace);
-  std::vector<Trace::Request> requests(failed.requests.begin(),
-                                       failed.requests.begin() + static_cast<std::ptrdiff_t>(failed.older));
+  std::vector<Trace::Request> requests(
+      failed.requests.begin(), failed.requests.begin() + static_cast<std::ptrdiff_t>(failed.older));
   const auto shift = static_cast<std::int32_t>(failed.older);
   // By request of the trace: what is freed right before it is made.
   std::unordered_map<std::int32_t, std::vector<std::int32_t>> frees;
@@ -61,7 +64,9 @@ void adopt_frees(Trace& trace, const Trace& failed) {
       waiting.clear();
     }
   }
-  const auto shifted = [&](std::int32_t request) { return request < 0 ? request : request + shift; };
+  const auto shifted = [&](std::int32_t request) {
+    return request < 0 ? request : request + shift;
+  };
   std::vector<std::int32_t> events;
   for (const std::int32_t event : trace.events) {
     if (const auto found = frees.find(event); found != frees.end()) {
@@ -86,8 +91,8 @@ void adopt_frees(Trace& trace, const Trace& failed) {
 /// older than that, their bytes tell (a gradient has those of its parameter).
 void find_successors(Trace& trace, const Trace* before,
                      const std::function<bool(std::int64_t)>& in_use) {
-  std::vector<std::int32_t> roles;                     // by request of the call before
-  std::unordered_map<std::int64_t, std::int32_t> left; // by address: its request
+  std::vector<std::int32_t> roles;                      // by request of the call before
+  std::unordered_map<std::int64_t, std::int32_t> left;  // by address: its request
   if (before != nullptr) {
     roles = matched(*before, trace);
     for (std::size_t i = before->older; i < before->requests.size(); ++i) {
@@ -204,7 +209,8 @@ std::shared_ptr<const Trace> trace_of(std::span<const AllocationEvent> events, b
   }
   if (!complete) {
     // What came after the refused request is its clean-up.
-    const auto last = fatal == nullptr ? events.size() : static_cast<std::size_t>(fatal - events.data());
+    const auto last =
+        fatal == nullptr ? events.size() : static_cast<std::size_t>(fatal - events.data());
     std::size_t kept = 0;
     for (std::size_t i = 0; i < last; ++i) {
       kept += events[i].refused ? 0 : 1;
@@ -229,6 +235,7 @@ std::shared_ptr<const Trace> trace_of(std::span<const AllocationEvent> events, b
 
 std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t start) {
   auto result = std::make_shared<Trace>();
+  result->foreseen = true;
   const auto& events = trace.events();
   const auto& allocations = trace.allocations();
   std::vector<std::int32_t> number(allocations.size(), Trace::kNone);  // by allocation
@@ -239,15 +246,19 @@ std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t sta
       made[which] = true;
     } else if (event->action == MemoryTrace::Action::free && !made[which]) {
       number[which] = static_cast<std::int32_t>(result->requests.size());
-      result->requests.push_back({.bytes = allocations[which].bytes,
-                                  .stream = allocations[which].stream,
-                                  .freed = true});
+      result->requests.push_back(
+          {.bytes = allocations[which].bytes, .stream = allocations[which].stream, .freed = true});
     }
   }
   result->older = result->requests.size();
   std::int32_t place = -1;
   std::int32_t operation = -1;
+  std::size_t first_of_later = 0;  // request
   for (auto event = events.begin() + start; event != events.end(); ++event) {
+    if (event - events.begin() == trace.last_call()) {
+      result->later = result->events.size();
+      first_of_later = result->requests.size();
+    }
     if (event->action == MemoryTrace::Action::empty_cache) {
       continue;
     }
@@ -261,13 +272,28 @@ std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace, std::int64_t sta
     operation += each.place == place && operation >= 0 ? 0 : 1;
     place = each.place;
     number[which] = static_cast<std::int32_t>(result->requests.size());
-    const auto name = static_cast<std::uint64_t>(place);
+    // Another trace may number its places otherwise.
+    const auto name = static_cast<std::uint64_t>(std::hash<std::string>{}(trace.place_text(place)));
     result->requests.push_back({.bytes = each.bytes,
                                 .stream = each.stream,
                                 .operation = operation,
                                 .name = name,
                                 .path = name});
     result->events.push_back(number[which]);
+  }
+  if (result->later > 0) {
+    auto& requests = result->requests;
+    const auto of_first = requests.begin() + static_cast<std::ptrdiff_t>(result->older);
+    const auto of_later = requests.begin() + static_cast<std::ptrdiff_t>(first_of_later);
+    Trace first;
+    Trace later;
+    first.requests.assign(of_first, of_later);
+    later.requests.assign(of_later, requests.end());
+    const auto same = matched(first, later);
+    for (std::size_t i = 0; i < same.size(); ++i) {
+      requests[result->older + i].successor =
+          same[i] == Trace::kNone ? same[i] : same[i] + static_cast<std::int32_t>(first_of_later);
+    }
   }
   return result;
 }

@@ -33,7 +33,7 @@ ALLOWED = {
     "_estimate/_estimate.py target_device": "of torch.device: no tensors",
     "_estimate/_estimate.py stats_of": "of statistics: no tensors",
     "_estimate/_estimate.py _trace": "replaces errors of fake tensors alone, by their texts",
-    "_estimate/_first_size.py _sizes": "foresight is a hint, and the call itself will raise it",
+    "_estimate/_first_size.py _search": "foresight is a hint, and the call itself will raise it",
     "_state/reach.py attributes_of": "of an attribute that may be a property",
     "_estimate/_surroundings.py _read": "of a setting: no tensors",
     "_estimate/_swap.py _put_back": "a tensor without values is worse; the error names the cause",

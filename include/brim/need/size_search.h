@@ -22,6 +22,8 @@ enum class Start : std::uint8_t {
   at_upper,  ///< with the largest size: for work that ends with the first fit (`batch`, `maximize`)
   probe,     ///< with a small one, and grows: for work in parts, where a small part costs little
              ///< (`range`, `chunked`)
+  traced,    ///< with the largest: for work that is traced on fake tensors, where an attempt costs
+             ///< the same whether it fits or not and shows all that is needed: nothing is spared
 };
 
 /// What the next attempt finds.
@@ -31,7 +33,8 @@ struct Circumstances {
   /// takes at once, and requests are replayed on `allocator`.
   bool packs = true;
   double margin = 0.0;  ///< share of the bytes that stay free in any case, [0, 0.5]
-  /// Where it does not pack: the device's allocator as it is now; empty if the device does not tell.
+  /// Where it does not pack: the device's allocator as it is now; empty if the device does not
+  /// tell.
   std::function<std::optional<AllocatorModel>()> allocator{};
   /// Whether the block at an address that an earlier attempt left is in use now.
   std::function<bool(std::int64_t)> in_use{};
@@ -88,6 +91,9 @@ class BRIM_API SizeSearch {
   /// Takes in an attempt of an earlier call. It shapes the predictions. It is a bound only if the
   /// available bytes justify it: a fit if no less is available than then, a failure if no more is
   /// available or if it needed more than is available now.
+  ///
+  /// What was traced on fake tensors is neither a fit nor a failure. The first size comes from it,
+  /// and it shows how the requests of runs grow.
   /// @throws std::invalid_argument when the size is below 1.
   void remember(const Attempt& attempt);
   void remember(std::span<const Attempt> attempts);  ///< several, oldest first
@@ -121,6 +127,7 @@ class BRIM_API SizeSearch {
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const;
   [[nodiscard]] double usable() const noexcept;
+  [[nodiscard]] double left_to_search() const noexcept;
   [[nodiscard]] const Attempt* last_fit() const noexcept;
   [[nodiscard]] bool is_trusted() const;
   [[nodiscard]] std::int64_t unforeseen() const;
@@ -128,6 +135,8 @@ class BRIM_API SizeSearch {
                                               double power) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
+  [[nodiscard]] std::int64_t expected_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t traced_choice(std::int64_t high);
   [[nodiscard]] std::int64_t size_of_one_tensor() const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
@@ -139,19 +148,21 @@ class BRIM_API SizeSearch {
 
   SizeSearchOptions options_;
   std::vector<Attempt> known_;        // oldest first
+  std::vector<Attempt> foreseen_;     // traced on fake tensors, and did not run
   std::shared_ptr<const Need> need_;  // of these; null if nothing has fitted
-  std::int64_t available_;      // to the next attempt; -1: not known
-  std::int64_t chosen_for_ = -1;  // what was available when next_ was chosen
-  std::int64_t best_ = 0;       // 0: none
-  std::int64_t failure_ = 0;    // 0: none
+  std::int64_t available_;            // to the next attempt; -1: not known
+  std::int64_t chosen_for_ = -1;      // what was available when next_ was chosen
+  std::int64_t best_ = 0;             // 0: none
+  std::int64_t failure_ = 0;          // 0: none
   std::int64_t next_ = 0;
   std::int64_t first_ = 0;                // the first size that was recorded
   std::int64_t fits_ = 0, failures_ = 0;  // recorded
   std::int64_t grown_ = 0;                // recorded at a larger size than the one before
-  int stalls_ = 0;            // recorded in a row that did not halve what is left to search
-  int fits_in_a_row_ = 0;     // recorded
-  int doubtful_failures_ = 0; // recorded
-  bool failed_here_ = false;  // failure_ was recorded, not remembered
+  int stalls_ = 0;             // recorded in a row that did not halve what is left to search
+  int fits_in_a_row_ = 0;      // recorded
+  int doubtful_failures_ = 0;  // recorded
+  int missed_ = 0;             // recorded failures of which the need had said that they fit
+  bool failed_here_ = false;   // failure_ was recorded, not remembered
   std::optional<std::int64_t> expected_need_{};
   bool finished_ = false;
 };

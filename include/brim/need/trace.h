@@ -50,6 +50,12 @@ class BRIM_API Trace {
   /// Whether it went on after a request had been refused: a library that can do with a smaller
   /// workspace, as cuDNN.
   bool tolerates_refusal = false;
+  /// Whether it was traced on fake tensors, and did not run. Its operators have other names than
+  /// those of a run.
+  bool foreseen = false;
+  /// Of fake tensors: the event at which another call begins, which finds what the first one left;
+  /// 0 if there is none. The successor of a request of the first is then that of the other.
+  std::size_t later = 0;
 };
 
 /// @param events at most 2^30 of them.
@@ -62,15 +68,15 @@ class BRIM_API Trace {
     std::span<const std::shared_ptr<const Trace>> failed = {},
     const std::function<bool(std::int64_t)>& in_use = {});
 
-/// Of what comes after the event `start`. The places stand for operators.
+/// Traced on fake tensors: what comes after the event `start`. The places stand for operators.
 [[nodiscard]] BRIM_API std::shared_ptr<const Trace> trace_of(const MemoryTrace& trace,
                                                              std::int64_t start);
 
 /// Of one request of so many bytes: all that is known of a call whose requests were not recorded.
 [[nodiscard]] std::shared_ptr<const Trace> trace_of_peak(std::int64_t bytes);
 
-/// By request of `from`: the same one of `to`, kNone where it has none. They are matched operator by
-/// operator, so that a workspace that only one of them has stays inside its operator.
+/// By request of `from`: the same one of `to`, kNone where it has none. They are matched operator
+/// by operator, so that a workspace that only one of them has stays inside its operator.
 [[nodiscard]] BRIM_API std::vector<std::int32_t> matched(const Trace& from, const Trace& to);
 
 }  // namespace brim

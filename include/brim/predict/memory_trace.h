@@ -73,6 +73,9 @@ class BRIM_API MemoryTrace {
   /// The work emptied torch's cache.
   void empty_cache();
 
+  /// The work is called again, and finds what it left.
+  void begin_call() { last_call_ = size(); }
+
   /// Also of an allocation that is freed. @throws std::invalid_argument if there is no such one.
   void set_kind(std::int64_t allocation, MemoryKind kind);
 
@@ -86,6 +89,8 @@ class BRIM_API MemoryTrace {
   /// The number of events so far; as an argument of replay(), the start of what comes next.
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(events_.size()); }
   [[nodiscard]] const std::vector<Event>& events() const { return events_; }
+  /// The event at which the last call begins; 0 if begin_call() was not called.
+  [[nodiscard]] std::int64_t last_call() const { return last_call_; }
   [[nodiscard]] const std::vector<Allocation>& allocations() const { return allocations_; }
 
  private:
@@ -93,6 +98,7 @@ class BRIM_API MemoryTrace {
   void check_place(std::int32_t place) const;
 
   std::vector<Event> events_;
+  std::int64_t last_call_ = 0;
   std::vector<Allocation> allocations_;
   std::vector<std::string> places_{""};
   std::unordered_map<std::string, std::int32_t> numbers_{{"", 0}};  // of places_

@@ -161,7 +161,9 @@ def _trace(tracer: Tracer, mode: OneThread, call: Callable[[], Any], calls: int)
     """Run a call on fake tensors."""
     try:
         with mode, tracer:
-            for _ in range(calls):
+            for i in range(calls):
+                if i > 0:
+                    tracer.log.begin_call()
                 result = call()
                 is_loss = isinstance(result, torch.Tensor) and result.numel() == 1
                 if is_loss and result.requires_grad and not tracer.ran_backward:

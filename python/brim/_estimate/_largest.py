@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from math import isqrt
 from typing import Any
 
 from brim import _C
 from brim._arguments import name_of, positive
 from brim._estimate._errors import EstimateError
 from brim._estimate._estimate import bytes_of, estimate, options_of, stats_of, target_device
-from brim._estimate._report import Estimate
 from brim._progress import progress as bar
 from brim.memory import DeviceLike
 
 _MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
-_GUESSES = 3  # in a row
-_TURNS = 2
-_FIXED = ("parameter", "gradient", "optimizer state", "workspace")  # at any size, as a rule
 _NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow
 
 
@@ -72,30 +67,6 @@ def largest_size(
         >>> brim.largest_size(work, "n", "1GiB", device="cpu", upper=1000)
         1000
     """
-    return search(
-        fn, name, budget, args, kwargs, device, lower, upper, calls, progress=progress, proves=True
-    )[0]
-
-
-def search(
-    fn: Callable[..., Any],
-    name: str,
-    budget: int | str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    device: DeviceLike,
-    lower: int,
-    upper: int | None,
-    calls: int,
-    *,
-    progress: bool,
-    proves: bool,
-) -> tuple[int, Callable[[int], int]]:
-    """As `largest_size`; without `proves` what two traces of the same allocations say is enough.
-
-    Returns:
-        The size, and a function for the bytes that the call takes at a size.
-    """
     lower = positive("lower", lower)
     most = 2**40 if upper is None else positive("upper", upper)
     if most < lower:
@@ -107,61 +78,57 @@ def search(
             f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"
         )
     _check_name(fn, name)
-    target = target_device(device)
-    limit, stats = bytes_of("budget", budget, target), stats_of(target)
-    others = 0 if stats is None else stats.allocated  # held now
-    outside = 0  # what the call does not use, and so does not see
-    traces: dict[int, Estimate] = {}
-
-    def options() -> _C.AllocatorOptions:
-        return options_of(target, max(limit - outside, 1))[0]
-
-    def expected(low: int, high: int) -> int | None:
-        """The largest size from `low` to `high` that fits by the traces around or nearest.
-
-        `low - 1` if none does, None where the traces do not consist of the same allocations.
-        """
-        if len(traces) < 2:
-            ((only, found),) = traces.items()
-            fixed = sum(found.by_kind.get(kind, 0) for kind in _FIXED)
-            growing = found.held_before + found.peak - fixed
-            guess = only * (limit - outside - fixed) // growing if growing > 0 else 8 * only
-            return max(low, min(guess, high))
-        below, above = (
-            max((s for s in traces if s < low), default=0),
-            min((s for s in traces if s > high), default=0),
-        )
-        nearest = (
-            [below, above]
-            if below and above
-            else sorted(traces, key=lambda size: max(size, low) / min(size, low))[:2]
-        )
-        sized = [(traces[size]._replayed[0], size, traces[size]._replayed[2]) for size in nearest]
-        return _C.largest_scaled(sized[0], sized[1], options(), low, high)
-
-    def trace(size: int) -> bool:
-        """Whether a size fits."""
-        nonlocal outside
-        settings: dict[str, Any] = {"device": target, "capacity": limit, "calls": calls}
-        found = estimate(fn, *args, **settings, progress=False, **kwargs, **{name: size})
-        step(f"{name} {size}")
-        outside = max(outside, others - found.held_before)
-        traces[size] = found
-        needs = {each.held_before + each.peak for each in traces.values()}
-        if upper is None and size >= _NO_GROWTH * lower and len(needs) == 1:
-            raise EstimateError(
-                f"the memory of {name_of(fn)} does not depend on {name} (from {min(traces)} to "
-                f"{max(traces)}), so no size is the largest. Give upper"
-            )
-        replayed, _, start = found._replayed
-        fits: bool = _C.replay(replayed, options(), start, 0).fits
-        return fits and found.held_before + found.peak + outside <= limit
-
+    traces = Traces(fn, name, budget, args, kwargs, device, lower, most, calls)
     with bar("largest_size", "trace", enabled=progress) as step:
-        first = most if upper is not None else lower
-        size = _search(trace, expected, lower, most, first, proves)
-    peaks = {traced: found.peak for traced, found in traces.items()}
-    return size, lambda size: _peak_at(size, peaks)
+        size = most if upper is not None else lower
+        while not traces.search.finished:
+            traces.trace(size)
+            step(f"{name} {size}")
+            if upper is None and size >= _NO_GROWTH * lower and len({*traces.needs.values()}) == 1:
+                raise EstimateError(
+                    f"the memory of {name_of(fn)} does not depend on {name} (from "
+                    f"{min(traces.needs)} to {size}), so no size is the largest. Give upper"
+                )
+            size = min(traces.search.next, _MOST_GROWTH * max(traces.needs))
+    return traces.search.best or 0
+
+
+class Traces:
+    """Traces of a function at several sizes, and the search for the largest that fits.
+
+    Args:
+        fn: the function, and the other arguments as `largest_size` takes them.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        budget: int | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: DeviceLike,
+        lower: int,
+        upper: int,
+        calls: int,
+    ) -> None:
+        target = target_device(device)
+        self._call = fn, name, args, kwargs
+        self._limit, stats = bytes_of("budget", budget, target), stats_of(target)
+        self._others = 0 if stats is None else stats.allocated  # held now
+        self._outside = 0  # what the call does not use, and so does not see
+        self._settings: dict[str, Any] = {"device": target, "capacity": self._limit, "calls": calls}
+        self.search = _C.TraceSearch(options_of(target, None)[0], lower, upper)
+        self.needs: dict[int, int] = {}  # bytes in all, by size
+
+    def trace(self, size: int) -> bool:
+        """Whether a size fits."""
+        fn, name, args, kwargs = self._call
+        found = estimate(fn, *args, **self._settings, progress=False, **kwargs, **{name: size})
+        self._outside = max(self._outside, self._others - found.held_before)
+        self.needs[size] = found.held_before + found.peak
+        trace, _, start = found._replayed
+        return self.search.record(size, trace, start, max(self._limit - self._outside, 1))
 
 
 def _check_name(fn: Callable[..., Any], name: str) -> None:
@@ -176,57 +143,3 @@ def _check_name(fn: Callable[..., Any], name: str) -> None:
             f"name must be the argument of {name_of(fn)} that is the size: it has "
             f"{', '.join(by_name) or 'none'}, got {name!r}"
         )
-
-
-def _peak_at(size: int, peaks: dict[int, int]) -> int:
-    """On the line through the two traced sizes that are nearest."""
-    nearest = sorted(peaks, key=lambda traced: abs(traced - size))
-    if size in peaks or len(peaks) == 1:
-        return peaks[nearest[0]]
-    a, b = nearest[:2]
-    return peaks[a] + (peaks[b] - peaks[a]) * (size - a) // (b - a)
-
-
-def _search(
-    trace: Callable[[int], bool],
-    expected: Callable[[int, int], int | None],
-    lower: int,
-    most: int,
-    first: int,
-    proves: bool,
-) -> int:
-    """The largest size that fits.
-
-    With `proves` it was traced, and so was the next one, which does not fit.
-
-    Args:
-        trace: whether a size fits.
-        expected: the largest size of an interval that is expected to fit, if that can be told.
-        lower: the least size that counts.
-        most: the largest.
-        first: the size to begin with.
-        proves: whether to go on until that is so; else until traces that agree expect a size.
-    """
-    low, high = lower - 1, most + 1  # the largest known to fit, and the least above that does not
-    candidate, asked, halved = first, 0, 0
-    while True:
-        low, high = (candidate, high) if trace(candidate) else (low, candidate)
-        if high - low <= 1:
-            return low if low >= lower else 0
-        top = min(high - 1, _MOST_GROWTH * candidate)
-        # A good expectation is the answer, and the size after it the proof. Where it was not, what
-        # is left is halved; after a few such turns only that.
-        guess = expected(low + 1, top) if asked < _GUESSES and halved < _TURNS else None
-        if guess is not None and not proves and asked > 0 and max(guess, low) >= lower:
-            return max(guess, low)
-        if guess is None or (guess <= low and low < lower):
-            proves = True  # traces that disagree expect nothing
-            candidate, asked, halved = min(_between(max(low, 1), high), top), 0, halved + 1
-        else:
-            candidate = min(max(guess, low + 1), top)
-            asked = 0 if candidate == top < high - 1 else asked + 1
-
-
-def _between(low: int, high: int) -> int:
-    """In the middle, of the exponents if these are far apart."""
-    return (low + high) // 2 if high <= 4 * low else isqrt(low * high)

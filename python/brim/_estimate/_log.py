@@ -24,7 +24,7 @@ class Log:
 
     def __init__(self) -> None:
         self.held: list[Allocation] = []
-        self.events: list[tuple[bool, Allocation | None]] = []  # None: the cache was emptied
+        self.events: list[tuple[bool, Allocation | None]] = []  # None: see below
 
     def hold(self, size: int, kind: Kind, place: str) -> Allocation:
         """Note a storage that existed before the call."""
@@ -41,6 +41,10 @@ class Log:
     def free(self, allocation: Allocation) -> None:
         """Note that a storage was released."""
         self.events.append((False, allocation))
+
+    def begin_call(self) -> None:
+        """Note that the call is repeated."""
+        self.events.append((True, None))
 
     def empty_cache(self) -> None:
         """Note that free memory went back to the device."""
@@ -71,7 +75,7 @@ class Log:
         start = len(trace)
         for allocates, allocation in self.events:
             if allocation is None:
-                trace.empty_cache()
+                trace.begin_call() if allocates else trace.empty_cache()
             elif allocates:
                 allocation.number = trace.allocate(
                     allocation.bytes, allocation.kind, trace.place(allocation.place)

@@ -145,7 +145,6 @@ def maximize(
     if infer is not None and not isinstance(infer, str):
         raise TypeError(f"infer must be the name of an argument, got {infer!r}")
     flag("foresee", foresee)
-    lower = options.get("lower", 1)
     if foresee and len(flat) != 1:
         raise ValueError(f"foresee takes one name, got {', '.join(flat)}")
     places = itertools.count()
@@ -165,16 +164,8 @@ def maximize(
             quanta=quanta,
             groups=group_places,
             infer=None if infer is None else slot_of(function, slots, "infer", infer),
-            maxima_may_differ=infer is not None or foresee,
-            foresee=FirstSize(
-                flat[0],
-                lower,
-                options.get("device"),
-                quanta[0],
-                remembers=options.get("remember") != "none",
-            )
-            if foresee
-            else None,
+            maxima_may_differ=infer is not None,
+            foresee=FirstSize(flat[0], options) if foresee else None,
         )
         return adaptive
 

@@ -350,7 +350,7 @@ class Microbatches:
 
         return ranks.parts, float(ranks.longest), means
 
-    def _foresight(self, options: Options) -> _Foresight:
+    def _foresight(self, options: Options) -> FirstSize:
         """Traces two parts: further ones need no more than the second, which meets gradients."""
         loss_fn, split, length, scale = self._loss_fn, self._split, self._length, self._scale
         parameters = [] if self._model is None else list(self._model.parameters())
@@ -375,7 +375,7 @@ class Microbatches:
                     without_collectives(undo, self._model, not self._reduction.is_planned)
                 return body()
 
-        return _Foresight(two_parts, quietly, options)
+        return FirstSize("size", options, two_parts, quietly)
 
     def _reduces(self) -> bool:
         """Whether there are other ranks, and this reduces the gradients over them."""
@@ -423,29 +423,6 @@ class Microbatches:
         """What tells this from others in files."""
         model = 0 if self._model is None else structure(self._model)
         return f"{identity('microbatches', self._loss_fn, '')} {model}"
-
-
-class _Foresight:
-    """Asked by the core for the size of a first attempt; see `FirstSize`."""
-
-    def __init__(
-        self,
-        traced: Callable[[Any, int], None],
-        quietly: Callable[[Callable[[], Any]], Any],
-        options: Options,
-    ) -> None:
-        self._traced = traced
-        self._quietly = quietly
-        self._first = FirstSize(
-            "size",
-            options.get("lower", 1),
-            options.get("device"),
-            remembers=options.get("remember") != "none",
-        )
-        self.forget, self.clear = self._first.forget, self._first.clear
-
-    def __call__(self, key: int, size: int, _: object, args: list[Any], named: Any) -> Any:
-        return self._quietly(lambda: self._first(key, size, self._traced, args, named))
 
 
 def _has_other_ranks() -> bool:

@@ -91,7 +91,7 @@ class AttemptMonitor {
   std::optional<AllocationLog> log_;
   std::optional<AllocationLog> host_log_;  // beside an accelerator's, where both are watched
   std::chrono::steady_clock::time_point begun_;
-  std::vector<Attempt> failures_;        // the newest few, for the summary
+  std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;
   std::optional<c10::Device> failed_on_;
   std::optional<Attempt> needed_release_;  // the last failure whose values were to be tried again

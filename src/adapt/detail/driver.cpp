@@ -42,7 +42,8 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
   }
   // A first attempt was made at the maxima. What other calls have learned since would say that it
   // had been at their size.
-  const bool observed = !failure && begins_at_maxima(options);  // only: as one without a watcher
+  const bool observed = !failure && call.foreseen.empty() &&
+                        begins_at_maxima(options);  // only: as one without a watcher
   Recollection known =
       failure || observed ? Recollection{} : recall(options, call.maxima.size(), true);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
@@ -272,8 +273,8 @@ void release_failed_backward() {
   const compat::NodePtr node = compat::make_node<Nothing>();
   const at::Tensor nothing = at::detail::empty_cpu({0}, at::kFloat);
   node->add_input_metadata(nothing);
-  torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)},
-                                                        {nothing}, false, false, true);
+  torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)}, {nothing},
+                                                        false, false, true);
 }
 
 std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim) {

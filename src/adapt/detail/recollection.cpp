@@ -1,7 +1,7 @@
 #include "adapt/detail/recollection.h"
 
-#include <brim/need/size_search.h>
 #include <brim/memory/stats.h>
+#include <brim/need/size_search.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -57,7 +57,8 @@ inline bool still_moving(std::span<const Attempt> attempts) {
 std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options);
 
 /// @param values the number of the call's sizes: what has another number of them is no such call.
-/// @param hints whether to hope where nothing is known that calls with tensors of other lengths need
+/// @param hints whether to hope where nothing is known that calls with tensors of other lengths
+/// need
 ///     as much. Not in a range, whose first parts are short and show more.
 Recollection recall(const AdaptOptions& options, std::size_t values = 1, bool hints = false);
 

@@ -97,6 +97,9 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
                                 .circumstances = circumstances(options, known, device),
                                 .cautious = known.others_failed,
                                 .revisit_floor = options.exact_halving};
+  if (!call.foreseen.empty() && !search.circumstances.available) {
+    search.circumstances.available = backend_for(device).headroom(device).free;
+  }
   for (std::size_t i = 0; i < call.maxima.size(); ++i) {
     const std::int64_t maximum = call.maxima[i];
     const std::int64_t quantum = call.quanta[i];
@@ -108,8 +111,10 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   const bool timed = options.objective == Objective::throughput && search.parameters.size() == 1;
   // Rates are known of calls that an objective of memory does not even measure, since nothing has
   // failed yet: then their bytes must not make the size smaller.
-  if (!timed || !std::ranges::all_of(known.attempts, &Attempt::fitted)) {
-    result.remember(known.attempts);
+  std::vector<Attempt> attempts(call.foreseen.begin(), call.foreseen.end());
+  attempts.insert(attempts.end(), known.attempts.begin(), known.attempts.end());
+  if (!timed || !std::ranges::all_of(attempts, &Attempt::fitted)) {
+    result.remember(attempts);
   }
   if (timed) {
     Parameter& only = search.parameters.front();
@@ -124,13 +129,13 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
 
 SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
                        c10::Device device) {
-  auto result = checked<SizeSearch>(SizeSearchOptions{.strategy = options.strategy,
-                                                      .start = Start::probe,
-                                                      .upper = upper,
-                                                      .lower = std::min(options.lower, upper),
-                                                      .quantum = options.quantum,
-                                                      .circumstances =
-                                                          circumstances(options, known, device)});
+  auto result = checked<SizeSearch>(
+      SizeSearchOptions{.strategy = options.strategy,
+                        .start = Start::probe,
+                        .upper = upper,
+                        .lower = std::min(options.lower, upper),
+                        .quantum = options.quantum,
+                        .circumstances = circumstances(options, known, device)});
   result.remember(known.attempts);
   return result;
 }

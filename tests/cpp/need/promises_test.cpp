@@ -8,6 +8,8 @@
 
 #include <brim/adapt/size_memory.h>
 #include <brim/need/size_search.h>
+#include <brim/need/trace.h>
+#include <brim/need/trace_search.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -348,6 +351,114 @@ TEST(Promises, HoldOnCuda) { hold_promises_for_all_kinds(kCuda, {4, 10, 3}); }
 
 TEST(Promises, HoldOnCudaWithFewItems) {
   hold_promises_for_all_kinds(with_few_items(kCuda, "CUDA, few items"), {3, 4, 3});
+}
+
+/// What is traced ahead of a first call: two sizes, more where these do not tell.
+/// @param off by how much some of its requests are more or less than in a run.
+std::vector<Attempt> foreseen(const Work& work, std::int64_t upper, double off) {
+  TraceSearch search({.kind = work.packs() ? AllocatorKind::exact : AllocatorKind::caching}, 1,
+                     upper);
+  for (std::int64_t size = upper; !search.sizes().finished(); size = search.sizes().next()) {
+    const SizeSearch& sizes = search.sizes();
+    search.record(size, work.traced(size), 0, work.capacity());
+    const bool near =
+        search.traced().size() == 2 || share(sizes.best().value_or(0), sizes.next()) >= 0.97;
+    if (search.traced().size() >= 2 && sizes.expected() && near) {
+      break;
+    }
+  }
+  std::vector<Attempt> result = search.traced();
+  for (Attempt& each : result) {
+    auto trace = std::make_shared<Trace>(*each.trace);
+    for (std::size_t r = 0; r < trace->requests.size(); r += 4) {
+      auto& bytes = trace->requests[r].bytes;
+      bytes = static_cast<std::int64_t>(static_cast<double>(bytes) * off);
+    }
+    each.trace = trace;
+    each.available = work.available();
+  }
+  return result;
+}
+
+/// The number of cases.
+struct ForeseenFigures {
+  int all = 0;
+  int fail_first = 0;  // in the first call
+  int near_first = 0;  // the largest size in the first call
+  int fail_later = 0;
+  int move_down = 0;  // by more than a hundredth
+  std::string worst;
+};
+
+void call_as_foreseen(const Kind& kind, const Device& device, double off, ForeseenFigures& sum) {
+  Random random(31);
+  Work work(kind.make(random), random.log_uniform(kind.smallest, 1e5), device.bytes(random, 1),
+            device.kind);
+  const auto upper = static_cast<std::int64_t>(
+      std::ceil(static_cast<double>(work.largest()) * random.log_uniform(1.2, 100)));
+  Work same = work;
+  std::vector<Attempt> memory;
+  const Call halving = call(same, {.strategy = Strategy::halving, .upper = upper}, memory);
+  memory.clear();
+  const auto traced = foreseen(work, upper, off);
+  const auto call_again = [&] {
+    return call(work, {.upper = upper}, memory, Shows::trace, {}, traced);
+  };
+  const Call first = call_again();
+  EXPECT_LE(first.failures, halving.failures + 1) << kind.name;
+  std::string sizes = std::to_string(first.size) + " after " + std::to_string(first.failures);
+  bool fails = false;
+  bool moves_down = false;
+  std::int64_t last = first.size;
+  for (int c = 1; c < 6; ++c) {
+    const Call ours = call_again();
+    sizes += ", " + std::to_string(ours.size) + " after " + std::to_string(ours.failures);
+    fails |= ours.failures > 0;
+    moves_down |= share(ours.size, last) < 0.99;
+    last = ours.size;
+  }
+  ++sum.all;
+  sum.fail_first += first.failures > 0 ? 1 : 0;
+  sum.near_first += share(first.size, std::min(work.largest(), upper)) >= device.goal ? 1 : 0;
+  sum.fail_later += fails ? 1 : 0;
+  sum.move_down += moves_down ? 1 : 0;
+  if (fails || moves_down) {
+    sum.worst += "  " + kind.name + " of " + std::to_string(work.largest()) + ": " + sizes + "\n";
+  }
+}
+
+ForeseenFigures call_all_as_foreseen(const Device& device, double off) {
+  ForeseenFigures sum;
+  for (const Kind& kind : kinds()) {
+    call_as_foreseen(kind, device, off, sum);
+  }
+  std::printf("%s, foreseen, %d cases: first %d fail, %d near; later %d fail, %d move down\n",
+              device.name, sum.all, sum.fail_first, sum.near_first, sum.fail_later, sum.move_down);
+  return sum;
+}
+
+// Figures are percent of all cases, slightly more than was measured.
+TEST(Foreseen, TheFirstCallFitsAndLaterOnesNeitherFailNorMoveDown) {
+  for (const Device& device : {kCpu, kCuda}) {
+    const ForeseenFigures figures = call_all_as_foreseen(device, 1);
+    const auto percent = [&](int cases) { return 100.0 * cases / figures.all; };
+    EXPECT_LE(percent(figures.fail_first), 1) << device.name;
+    EXPECT_GE(percent(figures.near_first), 75) << device.name;
+    EXPECT_LE(percent(figures.fail_later), 5) << device.name << "\n" << figures.worst;
+    EXPECT_LE(percent(figures.move_down), 4) << device.name << "\n" << figures.worst;
+  }
+}
+
+TEST(Foreseen, RunsCorrectWhatWasForeseenTooLow) {
+  const ForeseenFigures figures = call_all_as_foreseen(kCpu, 0.8);
+  EXPECT_GT(figures.fail_first, figures.all / 2) << "what is tested";
+  EXPECT_LE(figures.fail_later, figures.all / 50) << figures.worst;
+}
+
+TEST(Foreseen, CallsGoBeyondWhatWasForeseenTooHigh) {
+  const ForeseenFigures figures = call_all_as_foreseen(kCpu, 1.6);
+  EXPECT_LE(figures.near_first, figures.all / 50) << "what is tested";
+  EXPECT_LE(figures.fail_later, figures.all / 50) << figures.worst;
 }
 
 }  // namespace

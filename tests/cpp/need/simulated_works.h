@@ -7,6 +7,7 @@
 #include <brim/need/size_search.h>
 #include <brim/need/trace.h>
 #include <brim/predict/allocator_model.h>
+#include <brim/predict/memory_trace.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +15,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -170,6 +173,32 @@ class Work {
     return run_at(static_cast<double>(size), events);
   }
 
+  /// Two calls, as if traced on fake tensors.
+  [[nodiscard]] MemoryTrace traced(std::int64_t size) const {
+    Work copy = *this;
+    copy.device_ = AllocatorModel({.kind = AllocatorKind::exact});
+    std::ranges::fill(copy.kept_, std::nullopt);
+    MemoryTrace trace;
+    std::unordered_map<std::uintptr_t, std::int64_t> made;
+    for (int i = 0; i < 2; ++i) {
+      if (i > 0) {
+        trace.begin_call();
+      }
+      Events events;
+      copy.run(size, &events);
+      copy.release_all(Life::result, &events);
+      for (const AllocationEvent& event : events) {
+        if (event.freed) {
+          trace.free(made[event.address]);
+        } else {
+          const std::int32_t place = trace.place(std::to_string(event.name));
+          made[event.address] = trace.allocate(event.bytes, MemoryKind::other, place);
+        }
+      }
+    }
+    return trace;
+  }
+
   /// The caller drops what the call has returned.
   void drop_result() { release_all(Life::result, nullptr); }
 
@@ -194,6 +223,7 @@ class Work {
 
   void reset(AllocatorKind kind, std::int64_t capacity) {
     device_ = AllocatorModel({.kind = kind, .capacity = capacity});
+    total_ = capacity;
     std::ranges::fill(kept_, std::nullopt);
     seen_.clear();
   }
@@ -213,8 +243,7 @@ class Work {
       } else if ((!kept_[i] || step.life == Life::assigned || step.life == Life::piles) &&
                  size > step.above * unit_) {
         const std::int64_t bytes = bytes_of(step, size);
-        auto made =
-            bytes <= AllocatorModel::kLargestRequest ? device_.allocate(bytes) : std::nullopt;
+        auto made = device_.allocate(bytes);
         if (made) {
           note(*made, false, events);
           std::swap(kept_[i], made);
@@ -304,15 +333,16 @@ class Work {
   [[nodiscard]] std::int64_t bytes_of(const Step& step, double size) const {
     const double padded = step.padding > 1 ? std::ceil(size / step.padding) * step.padding : size;
     const double x = padded / unit_;
-    const double bytes = step.constant * static_cast<double>(capacity()) +
+    const double bytes = step.constant * static_cast<double>(total_) +
                          scale_ * (step.linear * x + step.square * x * x + step.cube * x * x * x);
-    constexpr double kMost = 1e18;
+    constexpr auto kMost = static_cast<double>(AllocatorModel::kLargestRequest);
     return static_cast<std::int64_t>(std::min(bytes, kMost));
   }
 
   Program program_;
   double unit_;
   double scale_ = 1;
+  std::int64_t total_ = 0;                         // of which constant bytes are a share
   std::vector<std::optional<std::int64_t>> kept_;  // by step: what it allocated
   std::unordered_set<std::int64_t> seen_;          // recorded, and in use
   std::int32_t running_ = 0;                       // the operator
@@ -327,11 +357,13 @@ struct Call {
 
 /// A call as the driver makes it.
 /// @param tried told of each size, with what was available, before it is tried.
+/// @param foreseen traced on fake tensors.
 inline Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& memory,
                  Shows shows = Shows::trace,
-                 const std::function<void(const SizeSearch&, std::int64_t)>& tried = {}) {
+                 const std::function<void(const SizeSearch&, std::int64_t)>& tried = {},
+                 const std::vector<Attempt>& foreseen = {}) {
   const auto in_use = [&](std::int64_t address) { return work.is_in_use(address); };
-  if (!memory.empty()) {
+  if (!memory.empty() || !foreseen.empty()) {
     options.circumstances.available = work.available();
   }
   options.circumstances.packs = work.packs();
@@ -340,7 +372,9 @@ inline Call call(Work& work, SizeSearchOptions options, std::vector<Attempt>& me
     return AllocatorModel(work.device().options(), work.device().segments());
   };
   SizeSearch search(options);
-  search.remember(memory);
+  std::vector<Attempt> all = foreseen;
+  all.insert(all.end(), memory.begin(), memory.end());
+  search.remember(all);
   const std::vector<Attempt> known = memory;
   const Attempt* last = detail::last_fit(known);
   std::int64_t cached = last == nullptr ? search.next() : last->size();

@@ -54,6 +54,8 @@ struct MaximizeCall {
   /// The options with what takes time to make (a key, observers): asked for after a first attempt
   /// that failed. Null: `options` has everything.
   c10::function_ref<const AdaptOptions&()> all_options{};
+  /// What was traced of the work on fake tensors.
+  std::span<const Attempt> foreseen{};
   bool maxima_may_differ = false;   ///< on different ranks
   bool maxima_are_lengths = false;  ///< of this rank's own arguments: they limit no other rank
   bool counts_items = false;        ///< for Objective::throughput: items per second, not calls
@@ -99,8 +101,9 @@ template <class Try>
   // First of all, as long as the compiler knows it: reading one of four flags that were written as
   // one word stalls an Arm processor for 8 ns.
   const bool on_accelerator = call.on_accelerator;
-  const bool unwatched = may_run_unwatched(call.options);
-  const bool cheap = unwatched || begins_at_maxima(call.options);
+  const bool starts_anywhere = !call.foreseen.empty();
+  const bool unwatched = !starts_anywhere && may_run_unwatched(call.options);
+  const bool cheap = unwatched || (!starts_anywhere && begins_at_maxima(call.options));
   const auto detail = cheap && !call.options.device && !on_accelerator ? Checkpoint::Detail::cheap
                                                                        : Checkpoint::Detail::all;
   BegunCall begun(call.options, detail);

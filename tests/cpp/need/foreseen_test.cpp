@@ -1,0 +1,136 @@
+// What was traced on fake tensors, as one more observation of the need.
+
+#include <brim/need/size_search.h>
+#include <brim/need/trace.h>
+#include <brim/need/trace_search.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "need/need.h"
+
+namespace brim {
+namespace {
+
+constexpr std::int64_t kGradient = 1000;
+constexpr std::int64_t kActivation = 100;  // of an item
+
+/// Two calls of a training step: the first makes an optimizer's state, the second frees the
+/// gradient first.
+MemoryTrace traced(std::int64_t size, std::int64_t activation = kActivation) {
+  MemoryTrace trace;
+  const auto make = [&](std::int64_t bytes, const char* place) {
+    return trace.allocate(bytes, MemoryKind::other, trace.place(place));
+  };
+  make(50, "weight");
+  std::int64_t gradient = -1;
+  for (const bool first : {true, false}) {
+    if (!first) {
+      trace.begin_call();
+      trace.free(gradient);
+    }
+    const std::int64_t kept = make(activation * size, "forward");
+    gradient = make(kGradient, "backward");
+    trace.free(kept);
+    if (first) {
+      make(kGradient, "optimizer");
+    }
+  }
+  return trace;
+}
+
+std::vector<Attempt> foreseen(std::int64_t available, std::int64_t activation = kActivation) {
+  TraceSearch search({.kind = AllocatorKind::exact}, 1, 1000);
+  for (const std::int64_t size : {1000, 500}) {
+    search.record(size, traced(size, activation), 1, 50 + available);
+  }
+  return search.traced();
+}
+
+/// The first call of a run, in whose operators are others.
+Attempt run(std::int64_t size, std::int64_t available) {
+  const std::int64_t activation = kActivation * size;
+  const std::vector<AllocationEvent> events{
+      {.address = 1, .bytes = activation, .operation = 0, .name = 11, .path = 11},
+      {.address = 2, .bytes = kGradient, .operation = 1, .name = 12, .path = 12},
+      {.address = 1, .bytes = activation, .freed = true},
+      {.address = 3, .bytes = kGradient, .operation = 2, .name = 13, .path = 13}};
+  return {.values = {size},
+          .peak = activation + kGradient,
+          .left = 2 * kGradient,
+          .available = available,
+          .trace = trace_of(events)};
+}
+
+TEST(ForeseenTrace, TheFirstSizeComesFromItAndItIsNeitherAFitNorAFailure) {
+  // Both calls: a state, a gradient and the activations.
+  const std::int64_t available = 40'000;
+  SizeSearch search({.upper = 1000, .circumstances = {.available = available}});
+  search.remember(foreseen(available));
+  const std::int64_t largest = (available - 2 * kGradient) / kActivation;
+  EXPECT_LE(search.next(), largest);
+  EXPECT_GE(search.next(), largest - largest / 50);
+  EXPECT_FALSE(search.best());
+  EXPECT_FALSE(search.smallest_failure());
+  EXPECT_FALSE(search.finished());
+}
+
+TEST(ForeseenTrace, AFailureRaisesItAndAFitTakesOver) {
+  const std::int64_t available = 40'000;
+  SizeSearch search({.upper = 1000, .circumstances = {.available = available}});
+  search.remember(foreseen(available, kActivation / 2));
+  EXPECT_GT(search.next(), 700) << "a half is missing";
+  while (kActivation * search.next() + kGradient > available) {
+    ASSERT_LT(search.attempts(), 3) << "one more than halving";
+    search.record({.values = {search.next()},
+                   .outcome = OomKind::host_memory,
+                   .peak = 0,
+                   .requested = kActivation * search.next(),
+                   .available = available});
+  }
+  const std::int64_t found = search.next();
+  EXPECT_GT(found, 350);
+  search.record(run(found, available));
+  EXPECT_EQ(search.best(), found);
+}
+
+TEST(ForeseenTrace, ARunGrowsAsItAndFreesFirstWhatItFrees) {
+  const std::int64_t available = 40'000;
+  std::vector<Attempt> attempts = foreseen(available);
+  attempts.push_back(run(300, available));
+  // The state has the bytes of the gradient, but stays.
+  const auto in_use = [](std::int64_t address) { return address > 1; };
+  const auto need = Need::of_fits(attempts, in_use, available - 2 * kGradient);
+  ASSERT_TRUE(need);
+  EXPECT_FALSE(need->foreseen());
+  EXPECT_EQ(need->known(), 1);
+  for (const std::int64_t size : {100, 300, 370, 900}) {
+    // The gradient is freed before the activations are there, and made again beside them.
+    EXPECT_EQ(need->upper(static_cast<double>(size)), kActivation * size) << size;
+  }
+  // Something else has freed the gradient since.
+  const auto only_state = [](std::int64_t address) { return address == 3; };
+  const auto later = Need::of_fits(attempts, only_state, available - kGradient);
+  EXPECT_EQ(later->upper(370), kActivation * 370 + kGradient);
+}
+
+TEST(ForeseenTrace, WhatCallsHaveLeftIsNotNeededAgain) {
+  const std::int64_t available = 40'000;
+  const auto attempts = foreseen(available);
+  EXPECT_EQ(Need::of_fits(attempts, {}, available)->upper(300), 30'000 + 2 * kGradient);
+  EXPECT_EQ(Need::of_fits(attempts, {}, available - 2 * kGradient)->upper(300), 30'000);
+  EXPECT_EQ(Need::of_fits(attempts, {}, available / 2)->upper(300), 30'000) << "others' memory";
+}
+
+TEST(ForeseenTrace, ALaterCallIsToldFromTheFirst) {
+  const auto trace = trace_of(traced(7), 1);
+  EXPECT_TRUE(trace->foreseen);
+  ASSERT_EQ(trace->later, 4U);
+  EXPECT_EQ(trace->events[trace->later], ~1) << "the gradient";
+  EXPECT_EQ(trace->requests[1].successor, 4);
+  EXPECT_EQ(trace->requests[2].successor, Trace::kNone) << "the state";
+}
+
+}  // namespace
+}  // namespace brim
