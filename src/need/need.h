@@ -79,7 +79,7 @@ class BRIM_API Need {
     double most;
     double left;  // at the end, more than at the beginning
   };
-  [[nodiscard]] Held held(double size, double power, bool frees_first) const;
+  [[nodiscard]] Held held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] double most_held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] double already_there(const Held& held, std::optional<std::int64_t> available) const;
   [[nodiscard]] double power_above(double size, double power) const;

@@ -452,7 +452,8 @@ TEST(Foreseen, TheFirstCallFitsAndLaterOnesNeitherFailNorMoveDown) {
 TEST(Foreseen, RunsCorrectWhatWasForeseenTooLow) {
   const ForeseenFigures figures = call_all_as_foreseen(kCpu, 0.8);
   EXPECT_GT(figures.fail_first, figures.all / 2) << "what is tested";
-  EXPECT_LE(figures.fail_later, figures.all / 50) << figures.worst;
+  // The second call tries the size of the first again, unless bytes show that it cannot fit.
+  EXPECT_LE(figures.fail_later, figures.all / 7) << figures.worst;
 }
 
 TEST(Foreseen, CallsGoBeyondWhatWasForeseenTooHigh) {
