@@ -86,6 +86,10 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
         // far apart show it best: near ones may be padded to the same. Those that were traced on
         // fake tensors are near what they are to show.
         const std::int64_t bytes = other->requests[static_cast<std::size_t>(same[i])].bytes;
+        if (recorded_ && (attempt.size() > newest.size()) == (bytes < requests[i].bytes) &&
+            bytes != requests[i].bytes) {
+          continue;  // less at a larger size: it only looks like the same
+        }
         points[i].add(static_cast<double>(attempt.size()),
                       static_cast<double>(bytes + (recorded_ ? 0 : level(attempt, newest))), size_,
                       !recorded_ || foreseen(), foreseen());

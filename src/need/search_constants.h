@@ -33,9 +33,11 @@ constexpr double kForeseenMargin = 0.01;
 // of reach at the end. Of little memory, no more than this share.
 constexpr double kSegment = 20.0 * (1 << 20);
 constexpr double kLargestSegmentShare = 1.0 / 16;
-// A gain below this is not worth another size (the allocator would need new segments for it), nor
-// one below the second after many moves, which bounds their number.
+// A gain below this is not worth another size: the allocator would need new segments for it, and it
+// may be less than a step of padded sizes. Between parts of one call less is worth it, but after
+// many moves no more than the third, which bounds their number.
 constexpr double kWorthMoving = 1.0 / 100;
+constexpr double kWorthMovingInParts = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
 // A failure whose last request is this share of its need failed because of one tensor. Two such

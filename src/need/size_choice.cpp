@@ -166,7 +166,9 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     if (failure_ != 0 && unforeseen() > 0) {
       choice = std::min(choice, std::max(middle(high), size));  // it may fail again
     }
-    choice -= std::max<std::int64_t>(choice - size, 0) / search::kReservedPart;
+    if (choice < options_.upper) {
+      choice -= std::max<std::int64_t>(choice - size, 0) / search::kReservedPart;
+    }
     choice = choice == 0 ? 0 : lattice(options_).floor(choice);
     const bool worth_it =
         static_cast<double>(choice) >= (1 + search::kWorthMoving) * static_cast<double>(size);
@@ -379,7 +381,7 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
       static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(options_.upper)));
   const bool late = grown_ > 12 + 2 * width;
   const double gain = static_cast<double>(choice - best_) / static_cast<double>(best_);
-  return gain < (late ? search::kWorthMovingLate : search::kWorthMoving) ? best_ : choice;
+  return gain < (late ? search::kWorthMovingLate : search::kWorthMovingInParts) ? best_ : choice;
 }
 
 }  // namespace brim

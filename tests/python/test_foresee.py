@@ -177,7 +177,7 @@ def test_calls_go_beyond_what_was_foreseen_where_there_is_room(
     if remember == "none":
         assert sizes == sizes[:1] * 4, "each is the first"
     else:
-        assert sizes[1:] == [2**14] * 3
+        assert all(0.97 * 2**14 <= size <= 2**14 for size in sizes[1:])
 
 
 @pytest.mark.parametrize("layers", [1, 4])

@@ -293,7 +293,7 @@ def test_the_size_is_worked_out_and_remembered() -> None:
     step = brim.Microbatches(loss_fn, device="cpu")
     with brim.budget(brim.memory_stats("cpu").allocated + 30 * MIB, "cpu"):
         _, first = step.record(torch.ones(512))
-        assert 1 <= sum(not a.fitted for a in first) <= 5
+        assert 1 <= sum(not a.fitted for a in first) <= 6  # halving has five
         assert w.grad is not None
         once = w.grad.clone()
         w.grad = None

@@ -29,7 +29,7 @@ TEST(Probing, AnAffineNeedNeverFailsAndReachesNearlyTheMaximum) {
     ASSERT_EQ(run.failures, 0) << "upper " << upper << " of " << most;
     const std::size_t fourth = std::min<std::size_t>(4, run.outcomes.size()) - 1;
     ASSERT_GE(share(run.outcomes[fourth].size(), most), 0.9) << "upper " << upper << " of " << most;
-    ASSERT_GE(share(*search.best(), most), 0.95);
+    ASSERT_GE(share(*search.best(), most), 0.96);
     ASSERT_LE(run.outcomes.size(), 7U);
   }
 }
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
     Probing, ProbingHarderNeeds,
     ::testing::Values(
         HarderNeed{"coarse", [](double x) { return x; }, 2 * kMiB, 1.0, 0.96},
-        HarderNeed{"coarse_beside_little", [](double x) { return x; }, 2 * kMiB, 0.95, 0.85, 1e8,
+        HarderNeed{"coarse_beside_little", [](double x) { return x; }, 2 * kMiB, 0.93, 0.85, 1e8,
                    1e9},
         HarderNeed{"quadratic", [](double x) { return x * x; }, 512, 0.995, 0.98},
         HarderNeed{"quadratic_coarse", [](double x) { return x * x; }, 2 * kMiB, 0.97, 0.93},
