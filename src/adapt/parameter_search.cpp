@@ -71,6 +71,7 @@ ParameterSearch::Group ParameterSearch::make_group(const ParameterSearchOptions&
                                                    std::vector<std::size_t> members) const {
   SizeSearchOptions search{.strategy = options.strategy,
                            .start = options.start,
+                           .power = static_cast<double>(members.size()),
                            .circumstances = options.circumstances,
                            .cautious = options.cautious};
   for (const std::size_t member : members) {

@@ -157,7 +157,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     return std::nullopt;  // a single size that nothing has failed beside says little about others
   }
   // Most needs grow in proportion at most. If this one does not, the failure shows it.
-  const double power = need->known() == 0 ? Need::kInProportion : Need::kSquare;
+  const double power = need->known() == 0 ? options_.power : Need::kSquare;
   std::int64_t choice = 0;
   if (is_trusted()) {
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
@@ -184,7 +184,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
       const std::int64_t learns =
           detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
             const auto at = static_cast<double>(each);
-            return need->upper(at, Need::kInProportion) <= usable();
+            return need->upper(at, options_.power) <= usable();
           });
       if (learns > size) {
         return clamp(static_cast<double>(learns), options_.lower, high);

@@ -46,6 +46,7 @@ struct SizeSearchOptions {
   std::int64_t upper = 0;  ///< the largest size; allowed even where it is no multiple of `quantum`
   std::int64_t lower = 1;  ///< the smallest size; allowed even where it is no multiple of `quantum`
   std::int64_t quantum = 1;  ///< sizes above it are its multiples, sizes up to it are all allowed
+  double power = 1;  ///< of the size with which most needs grow: how many arguments it scales
   Circumstances circumstances{};  ///< an attempt that is recorded has its own available bytes
   /// Whether similar work has failed: then a single fit is not left for the upper bound at once.
   bool cautious = false;
