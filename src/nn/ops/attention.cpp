@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <brim/nn/rerun.h>
+#include <c10/core/SymBool.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -117,8 +118,12 @@ std::optional<at::Tensor> attention_again(const at::Tensor& query, const at::Ten
                                           double dropout_p, bool is_causal,
                                           std::optional<double> scale, bool enable_gqa) {
   const bool trains_mask = mask && mask->defined() && mask->requires_grad();
+  // Of each query torch keeps its weights, running again its row. Where the weights are no longer
+  // than that, there is little to save, and not enough work for the second run to be hidden.
+  const bool saves = key.dim() >= 2 && query.dim() >= 2 &&
+                     TORCH_GUARD_OR_FALSE(key.sym_size(-2).sym_gt(query.sym_size(-1)));
   Attention attention(mask, dropout_p, is_causal, scale, enable_gqa);
-  if (!query.is_cpu() || !key.is_cpu() || !value.is_cpu() || trains_mask ||
+  if (!saves || !query.is_cpu() || !key.is_cpu() || !value.is_cpu() || trains_mask ||
       !attention.is_written_out(query, key, value)) {
     return {};
   }

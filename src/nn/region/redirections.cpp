@@ -1,48 +1,8 @@
 // What torch's operators are in a region: one line per operator.
 
+#include <ATen/Operators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/adaptive_avg_pool1d_ops.h>
-#include <ATen/ops/adaptive_avg_pool2d_ops.h>
-#include <ATen/ops/adaptive_avg_pool3d_ops.h>
-#include <ATen/ops/add_ops.h>
-#include <ATen/ops/avg_pool1d_ops.h>
-#include <ATen/ops/avg_pool2d_ops.h>
-#include <ATen/ops/avg_pool3d_ops.h>
-#include <ATen/ops/batch_norm_ops.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/conv1d_ops.h>
-#include <ATen/ops/conv2d_ops.h>
-#include <ATen/ops/conv3d_ops.h>
-#include <ATen/ops/conv_transpose1d_ops.h>
-#include <ATen/ops/conv_transpose2d_ops.h>
-#include <ATen/ops/conv_transpose3d_ops.h>
-#include <ATen/ops/cross_entropy_loss_ops.h>
-#include <ATen/ops/dropout_ops.h>
-#include <ATen/ops/elu_ops.h>
-#include <ATen/ops/gelu_ops.h>
-#include <ATen/ops/group_norm_ops.h>
-#include <ATen/ops/hardsigmoid_ops.h>
-#include <ATen/ops/hardswish_ops.h>
-#include <ATen/ops/hardtanh_ops.h>
-#include <ATen/ops/layer_norm_ops.h>
-#include <ATen/ops/leaky_relu_ops.h>
-#include <ATen/ops/linear_ops.h>
-#include <ATen/ops/max_pool1d_ops.h>
-#include <ATen/ops/max_pool1d_with_indices_ops.h>
-#include <ATen/ops/max_pool2d_ops.h>
-#include <ATen/ops/max_pool2d_with_indices_ops.h>
-#include <ATen/ops/max_pool3d_ops.h>
-#include <ATen/ops/max_pool3d_with_indices_ops.h>
-#include <ATen/ops/mish_ops.h>
-#include <ATen/ops/mul_ops.h>
-#include <ATen/ops/prelu_ops.h>
-#include <ATen/ops/relu_ops.h>
-#include <ATen/ops/rms_norm_ops.h>
-#include <ATen/ops/scaled_dot_product_attention_ops.h>
-#include <ATen/ops/sigmoid_ops.h>
-#include <ATen/ops/silu_ops.h>
-#include <ATen/ops/softplus_ops.h>
-#include <ATen/ops/tanh_ops.h>
 #include <brim/nn/functional.h>
 #include <brim/nn/losses.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -208,14 +168,20 @@ Maybe avg_pool1d(const Tensor& x, IntArrayRef kernel, IntArrayRef stride, IntArr
   return avg_pool<1>(x, kernel, stride, padding, ceil_mode, count_include_pad, {});
 }
 
+/// To one value torch takes the mean, whose backward keeps nothing.
+Maybe adaptive_avg_pool_to(const Tensor& x, IntArrayRef sizes) {
+  const bool to_one = std::ranges::count(sizes, 1) == std::ssize(sizes);
+  return to_one ? Maybe() : Maybe(F::adaptive_avg_pool(x, sizes));
+}
+
 template <std::size_t Dims>
 Maybe adaptive_avg_pool(const Tensor& x, Ints output_size) {
   const auto sizes = c10::asIntArrayRefSlowOpt(output_size);
-  return sizes ? Maybe(F::adaptive_avg_pool(x, each(*sizes, Dims))) : Maybe();
+  return sizes ? adaptive_avg_pool_to(x, each(*sizes, Dims)) : Maybe();
 }
 
 Maybe adaptive_avg_pool1d(const Tensor& x, IntArrayRef output_size) {
-  return F::adaptive_avg_pool(x, output_size);
+  return adaptive_avg_pool_to(x, output_size);
 }
 
 bool is_number(const Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }

@@ -10,7 +10,18 @@
 
 namespace brim::nn {
 
-inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::DeferredInit;
+/// DeferredInit belongs to torchdistx, which is no longer developed. torch may take it back
+/// (pytorch pull request 166369 tried), and then this is the next one.
+template <class Key>
+[[nodiscard]] constexpr Key spare_key() {
+  if constexpr (requires { Key::DeferredInit; }) {
+    return Key::DeferredInit;
+  } else {
+    return Key::TESTING_ONLY_GenericMode;
+  }
+}
+
+inline constexpr auto kRegionKey = spare_key<c10::DispatchKey>();
 
 /// Registers what torch's operators are in a region (redirections.cpp); once, when the first one
 /// begins.
