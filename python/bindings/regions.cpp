@@ -45,6 +45,28 @@ extern "C" PyObject* within(PyObject* /*self*/, PyObject* const* values, Py_ssiz
   return PyObject_Vectorcall(values[1], values + 2, static_cast<std::size_t>(count - 2), names);
 }
 
+/// Of users. In C++ for the same reason.
+class Region {
+ public:
+  explicit Region(const py::object& recompute) : recompute_(level_of(recompute.ptr())) {}
+
+  void enter() {
+    around_.push_back(Saving::state());
+    Saving::set_state(Saving::within(recompute_, /*of_module=*/false));
+  }
+
+  void exit() {
+    if (!around_.empty()) {
+      Saving::set_state(around_.back());
+      around_.pop_back();
+    }
+  }
+
+ private:
+  Recompute recompute_;
+  std::vector<Saving::State> around_;
+};
+
 PyMethodDef methods[] = {
     {"within",
      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&within)),  // its flags say so
@@ -59,12 +81,14 @@ void register_regions(py::module_& m) {
       .def("__eq__",
            [](const Saving::State& state, const Saving::State& other) { return state == other; });
   m.def("region_state", &Saving::state);
-  m.def("set_region_state", &Saving::set_state);
-  m.def("enter_region", [](const py::object& recompute) {
-    const Saving::State before = Saving::state();
-    Saving::set_state(Saving::within(level_of(recompute.ptr()), /*of_module=*/false));
-    return before;
-  });
+  py::class_<Region>(m, "Region", "The `with` block of brim.saving(); can be entered again.")
+      .def(py::init<const py::object&>())
+      .def("__enter__",
+           [](const py::object& self) {
+             self.cast<Region&>().enter();
+             return self;
+           })
+      .def("__exit__", [](Region& self, const py::args& /*error*/) { self.exit(); });
   m.def("pause_regions", [] {
     Saving::State state = Saving::state();
     state.is_paused = true;

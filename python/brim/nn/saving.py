@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -53,7 +54,8 @@ def saving(recompute: str | None = None) -> Saving:
         'brim::relu_backward'
     """
     check_recompute(recompute)
-    return Saving(recompute)
+    # What torch.compile traces is not in a region, and it knows this block.
+    return cast("Saving", contextlib.nullcontext()) if is_compiling() else Saving(recompute)
 
 
 def check_recompute(recompute: str | None) -> None:
@@ -62,7 +64,7 @@ def check_recompute(recompute: str | None) -> None:
         raise ValueError(f'recompute must be None, "cheap" or "products", got {recompute!r}')
 
 
-class Saving:
+class Saving(_C.Region):
     """What `brim.saving()` gives.
 
     Example:
@@ -74,19 +76,8 @@ class Saving:
 
     def __init__(self, recompute: str | None = None) -> None:
         """A region that is not entered yet."""
+        super().__init__(recompute)
         self._recompute = recompute
-        self._around: list[_C.RegionState] = []
-
-    def __enter__(self) -> Saving:
-        """Redirect torch's functions in this thread."""
-        if not is_compiling():
-            self._around.append(_C.enter_region(self._recompute))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """What was in force before is in force again."""
-        if not is_compiling():
-            _C.set_region_state(self._around.pop())
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call of it is such a region."""
@@ -98,7 +89,7 @@ class Saving:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with Saving(self._recompute):
+            with saving(self._recompute):
                 return function(*args, **kwargs)
 
         return cast("_Function", run)
