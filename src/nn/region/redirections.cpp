@@ -18,7 +18,6 @@
 #include "nn/autograd/node.h"
 #include "nn/ops/attention.h"
 #include "nn/region/region.h"
-#include "only_copy.h"
 
 namespace brim::nn {
 namespace redirections {  // of torch's names, which other files have too
@@ -277,9 +276,6 @@ class Redirections {
   Redirections()
       : anything_(torch::Library::IMPL, "_", kRegionKey, __FILE__, __LINE__),
         torchs_(torch::Library::IMPL, "aten", kRegionKey, __FILE__, __LINE__) {
-    if (!is_first_copy()) {
-      return;  // that of the other one does it
-    }
     anything_.fallback(torch::CppFunction::makeFallthrough());
     torch::Library& all = torchs_;
     redirect<ops::relu, activation<F::relu, false>>(all);

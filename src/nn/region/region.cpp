@@ -5,6 +5,7 @@
 
 #include "nn/autograd/known.h"
 #include "nn/autograd/node.h"
+#include "only_copy.h"
 
 namespace brim::nn {
 namespace {
@@ -29,9 +30,12 @@ void Saving::set_state(const State& state) noexcept {
 }
 
 Saving::State Saving::within(Recompute recompute, bool of_module) {
-  register_redirections();
   State state = here;
-  state.now = {.is_open = true, .recompute = recompute, .hooks = hooks_in_force()};
+  // A second copy of libbrim has registered nothing: torch would find no kernel for the key.
+  state.now = {.is_open = is_first_copy(), .recompute = recompute, .hooks = hooks_in_force()};
+  if (state.now.is_open) {
+    register_redirections();
+  }
   if (!of_module) {
     state.users = state.now;
   }
