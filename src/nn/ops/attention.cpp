@@ -118,10 +118,10 @@ std::optional<at::Tensor> attention_again(const at::Tensor& query, const at::Ten
                                           double dropout_p, bool is_causal,
                                           std::optional<double> scale, bool enable_gqa) {
   const bool trains_mask = mask && mask->defined() && mask->requires_grad();
-  // Of each query torch keeps its weights, running again its row. Where the weights are no longer
+  // Of each query torch keeps its weights, running again its row. Where the weights are shorter
   // than that, there is little to save, and not enough work for the second run to be hidden.
   const bool saves = key.dim() >= 2 && query.dim() >= 2 &&
-                     TORCH_GUARD_OR_FALSE(key.sym_size(-2).sym_gt(query.sym_size(-1)));
+                     TORCH_GUARD_OR_FALSE(key.sym_size(-2).sym_ge(query.sym_size(-1)));
   Attention attention(mask, dropout_p, is_causal, scale, enable_gqa);
   if (!saves || !query.is_cpu() || !key.is_cpu() || !value.is_cpu() || trains_mask ||
       !attention.is_written_out(query, key, value)) {
