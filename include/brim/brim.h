@@ -42,6 +42,7 @@
 #include <brim/nn/functional.h>
 #include <brim/nn/losses.h>
 #include <brim/nn/rerun.h>
+#include <brim/nn/saving.h>
 #include <brim/nn/subclasses.h>
 #include <brim/nn/watching.h>
 #include <brim/predict/allocator_model.h>

@@ -27,7 +27,7 @@ void register_memory(py::module_& m);
 void register_microbatches(py::module_& m);
 void register_nn(py::module_& m);
 void register_predict(py::module_& m);
-void register_redirect(py::module_& m);
+void register_regions(py::module_& m);
 void register_testing(py::module_& m);
 void register_undoing(py::module_& m);
 

@@ -2,12 +2,11 @@
 // calls of Python code, also inside of `finally`, `__enter__` and `__exit__`, but never inside of
 // C++.
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
+#include <brim/nn/saving.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/csrc/PyInterpreter.h>
 
 #include <algorithm>
 #include <iterator>
@@ -94,8 +93,9 @@ class FirstError {
 };
 
 /// What torch keeps for the calling thread, when this is made: modes, saved-tensor hooks, autocast,
-/// whether gradients are recorded. Not whether a profiler runs: it may be started within a block
-/// and stopped after it, and only this half of its state belongs to the thread.
+/// whether gradients are recorded; and the region of brim.saving(). Not whether a profiler runs: it
+/// may be started within a block and stopped after it, and only this half of its state belongs to
+/// the thread.
 class ThreadState {
  public:
   void put_back() const {
@@ -105,6 +105,7 @@ class ThreadState {
     at::ThreadLocalState::setThreadLocalState(state_);
     at::set_record_function_tls_(profiler_callbacks);
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(profiler);
+    nn::Saving::set_state(regions_);
     at::autocast::set_autocast_cache_enabled(caches_casts_);
     bool is_left_open = false;
     while (at::autocast::decrement_nesting() >= nesting_) {
@@ -124,6 +125,7 @@ class ThreadState {
   }
 
   at::ThreadLocalState state_;
+  nn::Saving::State regions_ = nn::Saving::state();
   bool caches_casts_ = at::autocast::is_autocast_cache_enabled();
   int nesting_ = nesting_now();
 };
@@ -205,111 +207,6 @@ class Undoing {
   std::thread::id thread_;
 };
 
-/// Sets attributes of an object, and sets them back when it goes.
-class SetAttributes {
- public:
-  SetAttributes(py::handle object, py::handle names, py::handle values) : object_(object) {
-    const Py_ssize_t count = PyTuple_GET_SIZE(names.ptr());
-    before_.reserve(static_cast<std::size_t>(count));
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* const name = PyTuple_GET_ITEM(names.ptr(), i);
-      before_.emplace_back(name, new_reference(PyObject_GetAttr(object.ptr(), name)));
-      if (PyObject_SetAttr(object.ptr(), name, PyTuple_GET_ITEM(values.ptr(), i)) != 0) {
-        throw py::error_already_set();
-      }
-    }
-  }
-  SetAttributes(const SetAttributes&) = delete;
-  SetAttributes& operator=(const SetAttributes&) = delete;
-  ~SetAttributes() {
-    const py::error_scope pending;
-    for (const auto& [name, value] : before_) {
-      if (PyObject_SetAttr(object_.ptr(), name, value.ptr()) != 0) {
-        PyErr_Clear();
-      }
-    }
-  }
-
- private:
-  py::handle object_;
-  std::vector<std::pair<PyObject*, py::object>> before_;
-};
-
-using Modes = at::impl::PythonTorchFunctionTLS;
-
-/// Has a mode on torch's stack of function modes while it lives.
-class Pushed {
- public:
-  explicit Pushed(PyObject* mode) : is_pushed_(mode != Py_None) {
-    if (is_pushed_) {
-      Py_INCREF(mode);
-      Modes::push_onto_stack(std::make_shared<c10::SafePyObject>(mode, getPyInterpreter()));
-    }
-  }
-  Pushed(const Pushed&) = delete;
-  Pushed& operator=(const Pushed&) = delete;
-  ~Pushed() {
-    if (is_pushed_) {
-      Modes::pop_stack();
-    }
-  }
-
- private:
-  bool is_pushed_;
-};
-
-/// Has the innermost function mode off torch's stack while it lives.
-class Popped {
- public:
-  Popped() : mode_(Modes::pop_stack()) {}
-  Popped(const Popped&) = delete;
-  Popped& operator=(const Popped&) = delete;
-  ~Popped() { Modes::push_onto_stack(mode_); }
-
- private:
-  std::shared_ptr<c10::SafePyObject> mode_;
-};
-
-/// `args[first](*args[first + 1:], **kwargs)`
-PyObject* call_from(PyObject* args, Py_ssize_t first, PyObject* kwargs) {
-  const py::object rest = new_reference(PyTuple_GetSlice(args, first + 1, PyTuple_GET_SIZE(args)));
-  return PyObject_Call(PyTuple_GET_ITEM(args, first), rest.ptr(), kwargs);
-}
-
-/// Not pybind11's functions: these are on the path of every call of a converted module.
-extern "C" PyObject* within(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
-  return called_by_python([&]() -> PyObject* {
-    TORCH_CHECK_TYPE(PyTuple_GET_SIZE(args) > 4,
-                     "within takes a mode or None, an object, names, "
-                     "values, and a function with its arguments");
-    const SetAttributes state(PyTuple_GET_ITEM(args, 1), PyTuple_GET_ITEM(args, 2),
-                              PyTuple_GET_ITEM(args, 3));
-    const Pushed mode(PyTuple_GET_ITEM(args, 0));
-    return call_from(args, 4, kwargs);
-  });
-}
-
-extern "C" PyObject* without_mode(PyObject* /*self*/, PyObject* args, PyObject* kwargs) {
-  return called_by_python([&]() -> PyObject* {
-    TORCH_CHECK_TYPE(PyTuple_GET_SIZE(args) > 0, "without_mode takes a function");
-    const Popped mode;
-    return call_from(args, 0, kwargs);
-  });
-}
-
-template <class Function>
-PyCFunction as_c_function(Function* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-PyMethodDef methods[] = {
-    {"within", as_c_function(&within), METH_VARARGS | METH_KEYWORDS,
-     "within(mode, object, names, values, function, *args, **kwargs): call the function with the "
-     "mode (or None) on torch's stack and the attributes set."},
-    {"without_mode", as_c_function(&without_mode), METH_VARARGS | METH_KEYWORDS,
-     "without_mode(function, *args, **kwargs): call the function outside of the innermost mode."},
-    {nullptr, nullptr, 0, nullptr}};
-
 }  // namespace
 
 void register_undoing(py::module_& m) {
@@ -345,9 +242,6 @@ be called twice.
           "afterwards", [](Undoing& self, py::object call) { self.afterwards(std::move(call)); },
           "Call a function once all is put back, if the block did not fail.")
       .def("keep", &Undoing::keep, "Keep what was changed: forget the callbacks.");
-  if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
-    throw py::error_already_set();
-  }
 }
 
 }  // namespace brim::python

@@ -20,7 +20,8 @@ import torch
 from torch.utils import _python_dispatch
 
 import brim
-from brim.nn.saving import _is_paused, hooks_in_force, redirected
+from brim import _C
+from brim.nn.saving import hooks_in_force
 
 BRIM = str(Path(brim.__file__).resolve().parent)
 TESTS = str(Path(__file__).resolve().parent / "test_")
@@ -136,8 +137,7 @@ def state_of_process() -> dict[str, Any]:
         "default type": torch.get_default_dtype(),
         "threads of torch": torch.get_num_threads(),
         "threads": threading.active_count(),
-        "regions": (redirected.found, redirected.hooks, redirected.left),
-        "regions pause": _is_paused.get(),
+        "regions": _C.region_state(),
     }
 
 

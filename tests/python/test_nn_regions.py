@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone calls it
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import brim
+from brim import _C
 
 from .nn_modules import Gate, close, run
 
@@ -107,83 +110,141 @@ def test_the_region_ends_with_the_forward_even_by_an_error() -> None:
     assert not F.relu(x).grad_fn.name().startswith("brim::")
 
 
-def test_no_region_where_nothing_is_kept() -> None:
-    seen: list[int] = []
-
-    class Watches(nn.Module):
+def test_an_interrupt_ends_the_region() -> None:
+    class Stops(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch._C._len_torch_function_stack())
-            return F.relu(x)
-
-    module = Watches()
-    brim.convert(module)
-    with torch.no_grad():
-        module(torch.ones(2))
-    module(torch.ones(2))
-    assert seen == [0, 1]
-
-
-def test_a_region_that_saves_nothing_is_left_out() -> None:
-    depths: list[int] = []
-
-    class Scales(nn.Module):
-        """Its product is one of a tensor and a number; what it saves depends on the mode."""
-
-        def __init__(self, inner: nn.Module | None = None) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor, by: float) -> Tensor:
-            depths.append(torch._C._len_torch_function_stack())
-            x = F.dropout(x * by, 0.5, self.training)
-            return x if self.inner is None else self.inner(x, by)
-
-    module = Scales(Scales()).eval()
-    brim.convert(module)
-    x = torch.ones(3, requires_grad=True)
-    for training in (False, True):
-        module.train(training)
-        module(x, 2.0)
-        module(x, 2.0)
-    assert depths == [1, 1, 0, 0, 1, 1, 1, 1]
-    # The child alone saves: then it alone gets a region.
-    module.inner.train()
-    module.eval()
-    module.inner.train()
-    depths.clear()
-    module(x, 2.0)
-    assert depths == [0, 1]
-
-
-def test_a_module_without_functions_leaves_the_region_around_it() -> None:
-    """Each of its calls of torch would take longer there, for nothing."""
-    depths: list[int] = []
-
-    class Turned(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            depths.append(torch._C._len_torch_function_stack())
-            if len(depths) == 3:
-                raise KeyboardInterrupt
-            return x.transpose(0, 1)
+            raise KeyboardInterrupt
 
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inside = nn.Sequential(Turned())
+            self.inside = nn.Sequential(Stops())
 
         def forward(self, x: Tensor) -> Tensor:
             return F.relu(self.inside(x))
 
     block, x = Block(), torch.ones(2, 8, requires_grad=True)
-    report = brim.convert(block)
-    assert [each.type for each in report.functions] == ["Block"]
-    for _ in range(2):
-        assert block(x).grad_fn.name() == "brim::relu_backward"
-    with pytest.raises(KeyboardInterrupt):
+    before = _C.region_state()
+    for choice in ({}, {"skip": "inside.0"}):  # what is left out leaves the region around it
+        brim.convert(block, **choice)
+        with pytest.raises(KeyboardInterrupt):
+            block(x)
+        assert _C.region_state() == before
+        assert F.relu(x).grad_fn.name() == "ReluBackward0"
+
+
+def test_no_python_runs_between_a_module_and_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for what is redirected nor for the rest: all is decided in C++."""
+    block, x = Reaches(), torch.randn(4, 8, requires_grad=True)
+    brim.convert(block, recompute="cheap")
+    block(x)
+    called: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "brim" in frame.f_code.co_filename and called:
+            called.append(frame.f_code.co_qualname)
+
+    class Mark(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            called.append("begin")
+            return x
+
+    block.mark = Mark()
+    sys.setprofile(note)
+    try:
         block(x)
-    assert depths == [1, 0, 0]
-    assert torch._C._len_torch_function_stack() == 0
-    assert type(brim.restore(block).inside[0]) is Turned
+    finally:
+        sys.setprofile(None)
+    assert called == ["begin"]
+
+
+class Reaches(nn.Module):
+    """Calls operators in each way that code can, and some that brim leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mark = nn.Identity()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mark(x)
+        x = helped(x) * torch.sigmoid(x) + F.linear(x, self.weight)
+        x += x.relu()
+        return x.transpose(0, 1).softmax(0).view(-1).cumsum(0)
+
+
+def helped(x: Tensor) -> Tensor:
+    return F.relu6(x).mul(x)
+
+
+def nodes_of(result: Tensor) -> set[str]:
+    names: set[str] = set()
+    nodes: list[Any] = [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [after for after, _ in node.next_functions if after is not None]
+    return names
+
+
+@pytest.mark.parametrize("recompute", [None, "cheap", "products"])
+def test_operators_arrive_by_any_name(recompute: str | None) -> None:
+    torch.manual_seed(0)
+    model, x = Reaches(), torch.randn(4, 8)
+    expected = run(model, x)
+    brim.convert(model, recompute=recompute)
+    close(run(model, x), expected)
+    wanted = ["hardtanh", "sigmoid", "linear", "relu", "mul", *(["add"] if recompute else [])]
+    names = nodes_of(model(x.clone().requires_grad_()))
+    assert {f"brim::{name}_backward" for name in wanted} <= names
+
+
+def test_larger_functions_of_torch_are_reached() -> None:
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(8, 2, dropout=0.5), torch.randn(3, 2, 8)
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+
+    def step() -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        y, weights = model(x, x, x, key_padding_mask=mask)  # asks for the weights
+        return (y, weights, *torch.autograd.grad(y.sum(), [*model.parameters()]))
+
+    expected = step()
+    brim.convert(model)
+    close(step(), expected)
+    assert {"brim::linear_backward", "brim::dropout_backward"} <= nodes_of(model(x, x, x)[0])
+
+
+def test_without_gradients_torchs_own_run() -> None:
+    class Counts(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    model = Reaches()
+    brim.convert(model)
+    with torch.no_grad(), Counts():
+        model(torch.ones(2, 8))
+    assert not any("brim" in name for name in names)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, by torch itself
+def test_forward_mode_and_vmap_get_torchs_own() -> None:
+    torch.manual_seed(0)
+    model, x = Reaches(), torch.randn(4, 8)
+    grad = torch.func.grad(lambda x: model(x).sum())
+    expected = (
+        torch.func.jvp(model, (x,), (x,))[1],
+        torch.func.vmap(model)(x[None]),
+        grad(x),
+        torch.func.vmap(grad)(x[None]),
+    )
+    brim.convert(model)
+    close(torch.func.jvp(model, (x,), (x,))[1:], expected[:1])
+    close((torch.func.vmap(model)(x[None]), grad(x), torch.func.vmap(grad)(x[None])), expected[1:])
 
 
 def test_sums_are_redirected_in_the_region_around_also_below_a_module_between() -> None:

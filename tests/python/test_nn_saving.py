@@ -252,7 +252,7 @@ def test_other_functions_are_left_alone() -> None:
 
 def test_arguments_that_torch_refuses_are_refused() -> None:
     with brim.saving():
-        with pytest.raises(ValueError, match=r"p must be from 0 to 1, got 1\.5"):
+        with pytest.raises(ValueError, match=r"between 0 and 1, but got 1\.5"):
             F.dropout(of_shape(3), 1.5)
         with pytest.raises(TypeError):
             F.relu(of_shape(3), nothing=1)  # type: ignore[call-arg]

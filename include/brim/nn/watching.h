@@ -2,8 +2,6 @@
 
 #include <brim/export.h>
 
-#include <cstdint>
-
 namespace torch::autograd {
 class SavedVariable;
 }
@@ -11,12 +9,6 @@ class SavedVariable;
 // How a program, such as brim's Python package, watches what layers keep without changing it.
 
 namespace brim::nn {
-
-/// The number of times that a layer dropped its bits in a forward of this thread, because the next
-/// layer keeps its output, which holds the same information. Only layers of brim tell: one of
-/// torch's in that place keeps the output beside the bits. Two counts show whether a function that
-/// was replaced by brim's was worth it.
-[[nodiscard]] BRIM_API std::uint64_t outputs_shared() noexcept;
 
 /// A pair of saved-tensor hooks that holds each tensor as it is. Layers act as if it were not
 /// there; other hooks may hold tensors elsewhere, and layers keep away from what they hold.

@@ -275,4 +275,4 @@ _IN_GRAPHS = frozenset(
 )
 """What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""
 
-_C.provide(via_dispatcher=via_dispatcher, is_known=is_known)
+_C.provide(via_dispatcher=via_dispatcher, is_known=is_known, is_compiling=is_compiling)

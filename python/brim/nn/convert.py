@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -28,10 +27,8 @@ from brim.nn._derived import (
 )
 from brim.nn._functions import (
     calls_functions,
-    children_of_regions,
     first_inside_regions,
     leave_out,
-    leaving,
     take_in,
     with_functions,
 )
@@ -117,9 +114,8 @@ def convert(
             the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
             where this is None.
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
-            products of two tensors), as `brim.saving()` does. Where products, methods of tensors or
-            functions of your own are concerned, this costs some microseconds for each call of torch
-            there. Language models of transformers also get brim's loss.
+            products of two tensors), as `brim.saving()` does. Language models of transformers also
+            get brim's loss.
 
     Returns:
         A report, not the model, which you have: what was replaced, what was changed, and what was
@@ -203,10 +199,6 @@ def _convert(
     unchosen = (places.keys() - chosen) | left_out
     for module in first_inside_regions(model, unchosen):
         leave_out(module)
-    for module in children_of_regions(places.keys() - unchosen) if functions else ():
-        if not _obstacle(module):
-            with contextlib.suppress(Exception):  # of the class's own: it only takes longer
-                module.__class__ = leaving(type(module))
     hint = conversion_hint(model, recompute)
     return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint, tuple(changed))
 
@@ -337,7 +329,7 @@ class _Change(NamedTuple):
 def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
     kind = type(module)
     recipe = recipe_of(kind)
-    if functions and recipe is not None and recipe.maker in ("calls", "functions"):
+    if functions and recipe is not None and recipe.maker == "functions":
         # Which methods are regions depends on `recompute`.
         original: Any = original_of(kind)
         module.__class__ = original

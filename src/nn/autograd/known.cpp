@@ -8,10 +8,19 @@ namespace brim::nn {
 namespace {
 
 std::atomic<bool (*)(const at::Tensor&)> rule = nullptr;
+std::atomic<bool (*)()> compiling = nullptr;
 
 }  // namespace
 
-void set_subclass_rule(bool (*is_known)(const at::Tensor&)) { rule = is_known; }
+void set_subclass_rule(bool (*is_known)(const at::Tensor&), bool (*is_compiling)()) {
+  rule = is_known;
+  compiling = is_compiling;
+}
+
+bool is_compiled(const at::Tensor& tensor) {
+  const auto asked = compiling.load();
+  return tensor.key_set().has(c10::DispatchKey::Python) && asked != nullptr && asked();
+}
 
 bool is_known_otherwise(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kInTransforms =

@@ -22,6 +22,9 @@ inline constexpr c10::DispatchKeySet kKnownKeys =
 /// For tensors with other keys: asks the rule of brim/nn/subclasses.h.
 [[nodiscard]] bool is_known_otherwise(const at::Tensor& tensor);
 
+/// Whether a compiler traces this tensor.
+[[nodiscard]] bool is_compiled(const at::Tensor& tensor);
+
 [[nodiscard]] inline bool is_known_type(at::ScalarType type) {
   return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
 }

@@ -32,7 +32,6 @@ class TieNode final : public Node {
   bool zeros_;
 };
 
-thread_local std::uint64_t shared_outputs = 0;
 thread_local HooksThatWatch watching;
 
 /// The tensor whose memory a view looks at.
@@ -51,6 +50,9 @@ SavingNode* producer_of(const at::Tensor& made) {
 }  // namespace
 
 at::Tensor without_history(const at::Tensor& tensor) {
+  if (!is_traced(tensor) && !tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
+    return tensor.variable_data();  // the same without the dispatcher, which takes a microsecond
+  }
   const BelowAutograd below;
   return at::alias(tensor);
 }
@@ -133,10 +135,6 @@ TensorVersion version_of(const at::Tensor& tensor) {
               : static_cast<const void*>(&impl),
           version.enabled() ? version.current_version() : 0};
 }
-
-std::uint64_t outputs_shared() noexcept { return shared_outputs; }
-
-void count_shared_output() noexcept { ++shared_outputs; }
 
 void tell_producer_kept(const at::Tensor& input) {
   const at::Tensor made = memory_of(input);

@@ -143,9 +143,6 @@ class SavingNode : public Node {
 /// In double backward: an alias at this place in the graph. Else `tensor` itself.
 [[nodiscard]] at::Tensor with_history(const at::Tensor& tensor, const torch::autograd::Edge& edge);
 
-/// Counts for outputs_shared().
-void count_shared_output() noexcept;
-
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.
 void tell_producer_kept(const at::Tensor& input);
 

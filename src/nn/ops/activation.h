@@ -120,9 +120,6 @@ class ActivationNode final : public SavingNode {
       if (is_released_ || keeps_ == Keeps::output || !output_tells(output.scalar_type())) {
         return;
       }
-      if (keeps_ == Keeps::bits) {
-        count_shared_output();
-      }
       saved_ = Kept(without_history(output));
       keeps_ = Keeps::output;
     }

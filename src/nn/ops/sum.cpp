@@ -112,7 +112,7 @@ class SumNode final : public OutputHoldingNode {
     narrow_.release();
   }
 
-  /// After the call of the operator it tells Python whether the sum was worth it.
+  /// Tells whoever looks at the graph what the sum keeps.
   std::string name() const override {
     return keeps_narrow_ ? "brim::add_of_two_types_backward" : "brim::add_backward";
   }

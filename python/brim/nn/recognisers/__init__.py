@@ -17,7 +17,6 @@ import torch
 from torch.compiler import is_compiling
 
 from brim.nn._derived import MAKERS, Kind, Options, Recipe, derived, original_of
-from brim.nn.recognisers import attention as attention  # puts its class into MAKERS
 from brim.nn.recognisers._recogniser import Recogniser, undisturbed
 from brim.nn.recognisers.activation import activation
 from brim.nn.recognisers.conv1d import conv1d
@@ -59,8 +58,6 @@ def recognise(module: torch.nn.Module) -> Recognised | None:
         >>> recognise(torch.nn.Sequential())
     """
     unlike = None
-    if type(module) is torch.nn.MultiheadAttention:
-        return Recognised("self-attention", derived(type(module), Recipe("attention")))
     if type(module).__module__.startswith("torch.nn."):  # brim has a layer for it, or saves nothing
         return None
     for name, recogniser in RECOGNISERS.items():

@@ -1,4 +1,4 @@
-"""Modules whose code names all functions that they call: brim's run there without a mode."""
+"""Modules that call functions in each way that code can: brim's run there, without a mode."""
 
 from __future__ import annotations
 
@@ -100,10 +100,6 @@ class ByChild(nn.Module):
         return F.relu6(self.child(x))
 
 
-def is_region(module: nn.Module) -> bool:
-    return type(module)._brim_recipe.maker == "functions"  # type: ignore[attr-defined, no-any-return]
-
-
 def gradients(model: nn.Module, call: Callable[..., Tensor] | None = None) -> list[Tensor]:
     torch.manual_seed(1)
     x = torch.randn(2, 2, 8, 8, requires_grad=True)
@@ -134,7 +130,7 @@ def converted(recompute: str | None = None) -> tuple[Plain, list[Tensor]]:
 
 
 @pytest.mark.parametrize("recompute", [None, "cheap", "products"])
-def test_functions_that_code_names_are_brims_without_a_mode(recompute: str | None) -> None:
+def test_functions_that_code_calls_are_brims_without_a_mode(recompute: str | None) -> None:
     model, expected = converted(recompute)
     DEPTHS.clear()
     for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -151,23 +147,6 @@ def test_functions_that_code_names_are_brims_without_a_mode(recompute: str | Non
 def test_a_checkpoint_runs_the_same_code_again(recompute: str | None) -> None:
     model, expected = converted(recompute)
     assert equal(gradients(model, lambda x: checkpoint(model, x, use_reentrant=False)), expected)
-
-
-def test_code_leaves_the_region_around_it() -> None:
-    class Around(ByProduct):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Plain()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) * self.inner(x)
-
-    model = Around()
-    brim.convert(model, recompute="cheap")
-    DEPTHS.clear()
-    model(torch.ones(2, 2, 8, 8))
-    assert is_region(model)
-    assert DEPTHS == [0, 0]
 
 
 def test_names_are_looked_up_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +184,6 @@ def test_what_does_not_fit_gets_torchs_functions() -> None:
     assert model.chosen(torch.ones(2).as_subclass(Named)) == "relu"
     named = ByChild(nn.Linear(4, 4))
     brim.convert(named)
-    assert not is_region(named)
     graph = torch.fx.symbolic_trace(named).graph
     assert graph.find_nodes(op="call_function", target=F.relu6)
 
@@ -241,40 +219,10 @@ def test_compiled_and_traced_programs_have_torchs_functions() -> None:
         "parametrized",
     ],
 )
-def test_what_code_does_not_name_keeps_its_region(make: Callable[[], nn.Module]) -> None:
+def test_what_code_does_not_name_arrives_too(make: Callable[[], nn.Module]) -> None:
     model = make()
     brim.convert(model)
-    assert is_region(model)
     x = torch.randn(3, 4, requires_grad=True)
     mine = model(x)
     assert any(node.startswith("brim::") for node in nodes_of(mine))
     assert torch.equal(mine, brim.restore(model)(x))
-
-
-def test_sums_need_a_region_only_where_layers_ask() -> None:
-    class Residual(Plain):
-        def forward(self, x: Tensor, *, keep: float = 0.5) -> Tensor:
-            y = F.relu(x)
-            y += x
-            return y
-
-    model = Residual()
-    regions = []
-    for recompute in (None, "cheap", None):
-        brim.convert(model, recompute=recompute)
-        regions.append(is_region(model))
-    assert regions == [False, True, False]
-
-
-def test_code_can_set_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sets(WithLayer):
-        def forward(self, x: Tensor) -> Tensor:
-            F.of_a_test = 2  # type: ignore[attr-defined]
-            return F.relu(self.layer(x))
-
-    monkeypatch.setattr(F, "of_a_test", 1, raising=False)
-    model = Sets()
-    brim.convert(model)
-    model(torch.ones(2, 4))
-    assert not is_region(model)
-    assert F.of_a_test == 2  # type: ignore[attr-defined]
