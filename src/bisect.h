@@ -20,7 +20,7 @@ template <class Holds>
 /// What is used of a size that a model expects to fit. The model may be off by a step of padded
 /// sizes, or by small tensors. Of few items none is spared.
 template <class Number>
-[[nodiscard]] constexpr Number less_spared(Number size) {
+[[nodiscard]] constexpr Number with_headroom(Number size) {
   constexpr std::int64_t kSpareOf = 200;
   return size - static_cast<Number>(static_cast<std::int64_t>(size / kSpareOf));
 }
@@ -28,11 +28,11 @@ template <class Number>
 /// A large size in (low, high], less what is spared, where both sizes hold; `low` if there is none.
 /// Steps down are small, because some sizes hold between others that do not.
 template <class Holds>
-[[nodiscard]] std::int64_t largest_less_spared(std::int64_t low, std::int64_t high,
-                                               const Holds& holds) {
+[[nodiscard]] std::int64_t largest_with_headroom(std::int64_t low, std::int64_t high,
+                                                 const Holds& holds) {
   constexpr std::int64_t kStepOf = 256;
   for (std::int64_t size = high; size > low; size -= std::max<std::int64_t>(size / kStepOf, 1)) {
-    const std::int64_t used = less_spared(size);
+    const std::int64_t used = with_headroom(size);
     if (used > low && holds(size) && (used == size || holds(used))) {
       return used;
     }

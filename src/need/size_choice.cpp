@@ -134,7 +134,7 @@ std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, d
     return need.fits(static_cast<double>(each), *device, power, options_.start == Start::traced);
   };
   // Some sizes fit between others that do not.
-  const std::int64_t spared = detail::largest_less_spared(0, size, fits);
+  const std::int64_t spared = detail::largest_with_headroom(0, size, fits);
   return options_.start == Start::traced
              ? detail::largest_that_holds(spared, std::min(size, spared + spared / 64) + 1, fits)
              : spared;
@@ -160,9 +160,10 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   const double power = need->known() == 0 ? options_.power : Need::kSquare;
   std::int64_t choice = 0;
   if (is_trusted()) {
+    const bool cautious = !known && (need->known() > 0 || failure_ != 0);
     const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
     choice =
-        largest_expected(*need, known ? high : std::min(high, std::max(most, size + 1)), power);
+        largest_expected(*need, cautious ? std::min(high, std::max(most, size + 1)) : high, power);
     if (failure_ != 0 && unforeseen() > 0) {
       choice = std::min(choice, std::max(middle(high), size));  // it may fail again
     }
@@ -281,10 +282,11 @@ std::int64_t SizeSearch::size_of_one_tensor() const {
       2.0 * search::kProportional * static_cast<double>(*last.requested)) {
     return 0;
   }
-  return detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
+  const std::int64_t most = detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
     const auto at = static_cast<double>(size);
     return static_cast<double>(held.at(at) + asked.at(at)) <= usable();
   });
+  return most - most / (2 * search::kReservedPart);  // for the small ones beside it
 }
 
 /// The next size that halving would try, without those that cannot fit. In between it tries what it

@@ -33,9 +33,9 @@ COSTLY = {
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
 NEAR = {"padded to 64": 0.9, "constant 95 %": 0.95}
 
-# Where nearly all of the need is constant, two close sizes look like padding: it takes one more
-# call until the growth is believed.
-LATE = {"constant 90 %", "constant 95 %"}
+# Where nearly all of the need is constant, two close sizes look like padding, and a square looks
+# like a line until it has failed: it takes one more call until the growth is believed.
+LATE = {"constant 90 %", "constant 95 %", "square", "linear and square"}
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,9 @@ def test_never_worse_than_halving_and_near_the_largest(
             where = f"{first} of {largest}: {told}, halving {[a.size for a in halving]}"
             assert len(calls[0]) <= len(halving) + 1, where
             assert calls[0][-1].size >= halving[-1].size, where
-            assert all(len(call) == 1 for call in calls[1:]), where
+            # A square looks like a line until it has failed.
+            assert len(calls[1]) <= 2, where
+            assert all(len(call) == 1 for call in calls[2:]), where
             # One item may be more than three percent.
             later = calls[3 if name in LATE else 2 :]
             assert all(call[0].size >= min(near * largest, largest - 1) for call in later), where
@@ -105,4 +107,4 @@ def test_a_first_call_that_makes_an_optimizers_state_does_not_hold_back_later_on
     # Nothing shows after one call when it frees its gradients: the second tries the same size.
     assert len(calls[1]) <= 2, (told, largest)
     assert all(len(call) == 1 for call in calls[2:]), (told, largest)
-    assert all(call[0].size >= 0.97 * largest for call in calls[2:]), (told, largest)
+    assert all(call[0].size >= 0.97 * largest for call in calls[3:]), (told, largest)

@@ -63,7 +63,7 @@ def test_it_fails_less_and_fits_more_than_accelerate() -> None:
 def test_the_size_grows_when_there_is_more_memory() -> None:
     train = find_executable_batch_size(work([]), starting_batch_size=64)
     with brim.budget("20MiB", device="cpu"):
-        assert train() < 20
+        assert train() <= 20
     assert train() == 64
 
 

@@ -39,7 +39,6 @@ ALLOWED = {
     "_estimate/_swap.py _put_back": "a tensor without values is worse; the error names the cause",
     "nn/_values.py identity": "of an attribute: no memory is taken",
     "nn/_values.py bytes_of": "of an attribute: no memory is taken",
-    "nn/convert.py _convert": "of making a class",
 }
 
 

@@ -21,8 +21,9 @@ namespace {
 using Values = Meeting::Values;
 
 /// What the attempt that fitted at these values showed. It is remembered.
-Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options, const Recollection& known,
-                  AttemptMonitor& monitor, std::span<const std::int64_t> values) {
+Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options,
+                  const AttemptHistory& known, AttemptMonitor& monitor,
+                  std::span<const std::int64_t> values) {
   Attempt fit = monitor.fitted(values);
   fit.rate = rate(options, fit, call.counts_items);
   learn(options, known, fit);
@@ -44,8 +45,8 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
   // had been at their size.
   const bool observed = !failure && call.foreseen.empty() &&
                         begins_at_maxima(options);  // only: as one without a watcher
-  Recollection known =
-      failure || observed ? Recollection{} : recall(options, call.maxima.size(), true);
+  AttemptHistory known =
+      failure || observed ? AttemptHistory{} : recall(options, call.maxima.size(), true);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
@@ -103,7 +104,7 @@ Values wish(const MaximizeCall& call, const AdaptOptions& options,
 
 /// The values that a rank would begin its next call with, as far as it can tell now.
 Values next_time(const MaximizeCall& call, const AdaptOptions& options, const Attempt& fit) {
-  Recollection known = recall(options, call.maxima.size(), true);
+  AttemptHistory known = recall(options, call.maxima.size(), true);
   if (known.device == fit.device) {
     known.available = fit.available;  // as before the attempt: its result may still be there
   }
@@ -126,7 +127,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
   if (saved) {
     checkpoint = Checkpoint(options);  // the copies are not the attempt's
   }
-  Recollection known = recall(options, call.maxima.size(), true);
+  AttemptHistory known = recall(options, call.maxima.size(), true);
   ParameterSearch search = make_search(call, options, known, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   // The values of all ranks, and how far this one uses them.

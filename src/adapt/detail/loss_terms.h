@@ -13,7 +13,7 @@ struct LossTerm {
   /// What it divides by: elements of a mean, the total weight of a cross entropy (labels that are
   /// not ignored, by the weights of their classes), what a sum is divided by.
   double count = 0;
-  std::int64_t elements = 0;   ///< COUNT of what is added up
+  std::int64_t elements = 0;   ///< the number of what is added up
   bool is_sum = false;         ///< that only factors divide
   torch::autograd::Edge at{};  ///< where it is in the graph
 };

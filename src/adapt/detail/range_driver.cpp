@@ -118,7 +118,7 @@ class Parts {
   bool timed_;
   const AdaptOptions& options_;
   TryPart part_;
-  Recollection known_;
+  AttemptHistory known_;
   std::optional<RunningCall> running_;
   AttemptMonitor monitor_;
   SizeSearch search_;

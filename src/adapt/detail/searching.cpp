@@ -54,7 +54,7 @@ std::optional<AllocatorModel> allocator_now(c10::Device device) {
 /// collectives that overlap with the work make the need of the same size vary (by 6 % for a small
 /// FSDP model).
 /// @param otherwise the device of a call of which nothing is known.
-Circumstances circumstances(const AdaptOptions& options, const Recollection& known,
+Circumstances circumstances(const AdaptOptions& options, const AttemptHistory& known,
                             c10::Device otherwise) {
   constexpr double kInside = 0.5;
   const c10::Device device = known.device.value_or(otherwise);
@@ -90,7 +90,7 @@ void check_options(const AdaptOptions& options) {
 }
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
-                            const Recollection& known, c10::Device device) {
+                            const AttemptHistory& known, c10::Device device) {
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .start = cannot_repeat(options) ? Start::probe : Start::at_upper,
                                 .groups = {call.groups.begin(), call.groups.end()},
@@ -127,7 +127,7 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   return result;
 }
 
-SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
+SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const AttemptHistory& known,
                        c10::Device device) {
   auto result = checked<SizeSearch>(
       SizeSearchOptions{.strategy = options.strategy,
@@ -140,7 +140,7 @@ SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Re
   return result;
 }
 
-void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt) {
+void learn(const AdaptOptions& options, const AttemptHistory& known, const Attempt& attempt) {
   if (options.memory == nullptr) {
     return;
   }

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "adapt/detail/recollection.h"
+#include "adapt/detail/attempt_history.h"
 
 /// What the loops of `maximize` and `range` share.
 namespace brim::detail {
@@ -21,12 +21,12 @@ namespace brim::detail {
 void check_options(const AdaptOptions& options);
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
-                            const Recollection& known, c10::Device device);
-SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const Recollection& known,
+                            const AttemptHistory& known, c10::Device device);
+SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const AttemptHistory& known,
                        c10::Device device);
 
 /// Wider kinds of call learn from the first call of a new kind and from failures.
-void learn(const AdaptOptions& options, const Recollection& known, const Attempt& attempt);
+void learn(const AdaptOptions& options, const AttemptHistory& known, const Attempt& attempt);
 
 /// Whether a block at an address, which a recorded attempt left on the device, is in use now.
 std::function<bool(std::int64_t)> blocks_in_use(c10::Device device);

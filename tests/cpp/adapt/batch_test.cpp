@@ -209,7 +209,9 @@ TEST(Batch, NearestNeighboursAreNoWorseThanHalvingAndThenNearTheMaximum) {
       while ((3000 >> halvings) > most) {
         ++halvings;
       }
-      EXPECT_LE(failures_of(attempts), call == 1 ? halvings + 1 : call == 2 ? 1 : 0)
+      EXPECT_LE(failures_of(attempts), call == 1   ? halvings + 1
+                                       : call == 2 ? 1
+                                                   : 0)
           << ::testing::PrintToString(sizes_of(attempts));
       EXPECT_GE(attempts.back().values.front(), 3000 >> halvings) << "at call " << call;
     }

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "adapt/detail/recollection.h"
+#include "adapt/detail/attempt_history.h"
 #include "need/memory_simulation.h"
 #include "need/simulated_works.h"
 

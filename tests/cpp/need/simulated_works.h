@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "adapt/detail/attempt_monitor.h"
-#include "adapt/detail/recollection.h"
+#include "adapt/detail/attempt_history.h"
 #include "need/memory_simulation.h"
 
 namespace brim::simulation {

@@ -1,4 +1,4 @@
-#include "adapt/detail/recollection.h"
+#include "adapt/detail/attempt_history.h"
 
 #include <brim/memory/stats.h>
 #include <brim/need/size_search.h>
@@ -72,7 +72,7 @@ bool any_failed(std::span<const Attempt> attempts) {
 }
 
 /// What is known of this kind of call, else of the nearest wider one of which something is.
-std::vector<Attempt> nearest(const AdaptOptions& options, bool hints, Recollection& result) {
+std::vector<Attempt> nearest(const AdaptOptions& options, bool hints, AttemptHistory& result) {
   if (options.memory == nullptr) {
     return {};
   }
@@ -93,12 +93,12 @@ std::vector<Attempt> nearest(const AdaptOptions& options, bool hints, Recollecti
 
 }  // namespace
 
-bool Recollection::moves_to(std::span<const std::int64_t> values) const {
+bool AttemptHistory::moves_to(std::span<const std::int64_t> values) const {
   const Attempt* last = last_fit(attempts);
   return last != nullptr && !std::ranges::equal(last->values, values);
 }
 
-void Recollection::drop_foreign_bytes(Attempt& attempt) {
+void AttemptHistory::drop_foreign_bytes(Attempt& attempt) {
   if (!device) {
     device = attempt.device;
   }
@@ -112,8 +112,8 @@ std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options) {
   return useful ? options.kind : std::nullopt;
 }
 
-Recollection recall(const AdaptOptions& options, std::size_t values, bool hints) {
-  Recollection result;
+AttemptHistory recall(const AdaptOptions& options, std::size_t values, bool hints) {
+  AttemptHistory result;
   result.attempts = nearest(options, hints, result);
   std::erase_if(result.attempts,
                 [&](const Attempt& attempt) { return attempt.values.size() != values; });

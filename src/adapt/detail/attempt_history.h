@@ -17,7 +17,7 @@ namespace brim::detail {
 /// What is remembered of calls of the same kind. Bytes are modelled for one device only, that of
 /// the newest attempt. Of attempts on other devices only "it fitted" or "it did not" is kept, and
 /// only while about as much is free there as at that time.
-struct Recollection {
+struct AttemptHistory {
   std::vector<Attempt> attempts{};
   std::optional<c10::Device> device{};      ///< of the bytes; empty as long as nothing is known
   std::optional<std::int64_t> available{};  ///< bytes that are free there now
@@ -60,6 +60,6 @@ std::optional<std::uint64_t> hinting_kind(const AdaptOptions& options);
 /// @param hints whether to hope where nothing is known that calls with tensors of other lengths
 /// need
 ///     as much. Not in a range, whose first parts are short and show more.
-Recollection recall(const AdaptOptions& options, std::size_t values = 1, bool hints = false);
+AttemptHistory recall(const AdaptOptions& options, std::size_t values = 1, bool hints = false);
 
 }  // namespace brim::detail

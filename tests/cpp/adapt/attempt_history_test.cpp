@@ -22,7 +22,7 @@ std::int64_t size_of_call(SizeMemory& memory, std::int64_t bytes_per_item, std::
                {.memory = &memory, .key = key, .wider_key = wider});
 }
 
-TEST(Recollection, ALimitLearnedFromAHeavierCallFades) {
+TEST(AttemptHistory, ALimitLearnedFromAHeavierCallFades) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   EXPECT_LE(size_of_call(memory, kMiB, 1), 64);
@@ -31,7 +31,7 @@ TEST(Recollection, ALimitLearnedFromAHeavierCallFades) {
   EXPECT_EQ(size_of_call(memory, 1024, 1), 1024) << "the first light call needed next to nothing";
 }
 
-TEST(Recollection, ALimitOfTheSameKindOfCallStays) {
+TEST(AttemptHistory, ALimitOfTheSameKindOfCallStays) {
   for (const std::int64_t bytes : {kMiB / 2, kMiB, 3 * kMiB}) {
     SizeMemory memory;
     const Budget budget = room_for(64 * kMiB);
@@ -45,7 +45,7 @@ TEST(Recollection, ALimitOfTheSameKindOfCallStays) {
   }
 }
 
-TEST(Recollection, MemoryThatEachCallFreesFirstCountsAsAvailable) {
+TEST(AttemptHistory, MemoryThatEachCallFreesFirstCountsAsAvailable) {
   SizeMemory memory;
   at::Tensor gradients;
   at::Tensor state;
@@ -69,7 +69,7 @@ TEST(Recollection, MemoryThatEachCallFreesFirstCountsAsAvailable) {
   }
 }
 
-TEST(Recollection, AQuadraticNeedIsNotTakenForALightCall) {
+TEST(AttemptHistory, AQuadraticNeedIsNotTakenForALightCall) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   int failures = 0;
@@ -82,7 +82,7 @@ TEST(Recollection, AQuadraticNeedIsNotTakenForALightCall) {
   EXPECT_EQ(failures, 0);
 }
 
-TEST(Recollection, ANewKindOfCallBeginsWithWhatAWiderOneKnows) {
+TEST(AttemptHistory, ANewKindOfCallBeginsWithWhatAWiderOneKnows) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   const std::int64_t known = size_of_call(memory, kMiB, 1, 0);
@@ -93,7 +93,7 @@ TEST(Recollection, ANewKindOfCallBeginsWithWhatAWiderOneKnows) {
   EXPECT_GE(attempts.back().size(), known);
 }
 
-TEST(Recollection, KindsOfCallDoNotHoldEachOtherBack) {
+TEST(AttemptHistory, KindsOfCallDoNotHoldEachOtherBack) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   size_of_call(memory, kMiB, 1, 0);
@@ -113,7 +113,7 @@ std::vector<Attempt> call_of_kind(SizeMemory& memory, std::int64_t bytes_per_ite
   return attempts;
 }
 
-TEST(Recollection, ACallWithOtherLengthsBeginsWhereOneOfItsKindFitted) {
+TEST(AttemptHistory, ACallWithOtherLengthsBeginsWhereOneOfItsKindFitted) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   EXPECT_GT(failures_of(call_of_kind(memory, kMiB, 1)), 0);
@@ -128,7 +128,7 @@ TEST(Recollection, ACallWithOtherLengthsBeginsWhereOneOfItsKindFitted) {
   }
 }
 
-TEST(Recollection, AHintThatIsTooLowIsLeftWithoutAFailure) {
+TEST(AttemptHistory, AHintThatIsTooLowIsLeftWithoutAFailure) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   call_of_kind(memory, kMiB, 1);
@@ -141,7 +141,7 @@ TEST(Recollection, AHintThatIsTooLowIsLeftWithoutAFailure) {
   EXPECT_GE(last, 2048 * 97 / 100);
 }
 
-TEST(Recollection, AHintThatIsTooHighFailsNoMoreOftenThanWithoutIt) {
+TEST(AttemptHistory, AHintThatIsTooHighFailsNoMoreOftenThanWithoutIt) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   for (int call = 0; call < 3; ++call) {
@@ -154,7 +154,7 @@ TEST(Recollection, AHintThatIsTooHighFailsNoMoreOftenThanWithoutIt) {
   EXPECT_GE(with.back().size(), 32);
 }
 
-TEST(Recollection, HalvingTakesNoHint) {
+TEST(AttemptHistory, HalvingTakesNoHint) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);
   const auto first = call_of_kind(memory, kMiB, 1, Strategy::halving);
@@ -176,7 +176,7 @@ struct FirstCallLeavesState {
   }
 };
 
-TEST(Recollection, ASizeThatFittedIsNotGivenUpForWhatTheFirstCallLeft) {
+TEST(AttemptHistory, ASizeThatFittedIsNotGivenUpForWhatTheFirstCallLeft) {
   for (const std::int64_t spare : {1, 2, 3}) {
     SizeMemory memory;
     const Budget budget = room_for((7 + spare) * kMiB);
