@@ -274,8 +274,13 @@ void release_failed_backward() {
   const compat::NodePtr node = compat::make_node<Nothing>();
   const at::Tensor nothing = at::detail::empty_cpu({0}, at::kFloat);
   node->add_input_metadata(nothing);
-  torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)}, {nothing},
-                                                        false, false, true);
+  try {
+    torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)},
+                                                          {nothing}, false, false, true);
+  } catch (const c10::Error&) {
+    // Forked from a process that had used autograd's threads: no backward pass can run here, so none
+    // has failed.
+  }
 }
 
 std::int64_t chunk_dim(std::int64_t rank, std::int64_t dim) {
