@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "need/size_lattice.h"
 #include "bisect.h"
+#include "need/size_lattice.h"
 
 namespace brim {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <brim/need/strategy.h>
 #include <brim/need/attempt.h>
+#include <brim/need/strategy.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 #pragma once
 
+#include <brim/export.h>
 #include <brim/need/size_search.h>
 #include <brim/need/strategy.h>
-#include <brim/export.h>
 
 #include <cstddef>
 #include <cstdint>

@@ -278,8 +278,8 @@ void release_failed_backward() {
     torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(node, 0)},
                                                           {nothing}, false, false, true);
   } catch (const c10::Error&) {
-    // Forked from a process that had used autograd's threads: no backward pass can run here, so none
-    // has failed.
+    // Forked from a process that had used autograd's threads: no backward pass can run here, so
+    // none has failed.
   }
 }
 

@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "adapt/detail/attempt_monitor.h"
 #include "adapt/detail/attempt_history.h"
+#include "adapt/detail/attempt_monitor.h"
 #include "need/memory_simulation.h"
 
 namespace brim::simulation {
