@@ -6,6 +6,8 @@
 #include <numeric>
 #include <span>
 
+#include "need/index_of.h"
+
 namespace brim {
 namespace {
 
@@ -55,8 +57,7 @@ void pair_up(std::int32_t size, std::int32_t other, std::int32_t most, const Equ
   // furthest[d][k + d]: how far into the first sequence one gets with d differences on diagonal k.
   std::vector<std::vector<std::int32_t>> furthest;
   const auto at = [&](std::int32_t d, std::int32_t k) {
-    return k < -d || k > d ? -1
-                           : furthest[static_cast<std::size_t>(d)][static_cast<std::size_t>(k + d)];
+    return k < -d || k > d ? -1 : furthest[static_cast<std::size_t>(d)][detail::index_of(k + d)];
   };
   const auto came_down = [&](std::int32_t d, std::int32_t k) {
     return k == -d || (k != d && at(d - 1, k - 1) < at(d - 1, k + 1));
@@ -68,7 +69,7 @@ void pair_up(std::int32_t size, std::int32_t other, std::int32_t most, const Equ
       while (x < n && x - k < m && x - k >= 0 && equal(begin + x, begin + x - k)) {
         ++x;
       }
-      furthest.back()[static_cast<std::size_t>(k + d)] = x;
+      furthest.back()[detail::index_of(k + d)] = x;
       if (x < n || x - k < m) {
         continue;
       }
@@ -99,7 +100,7 @@ std::vector<std::int32_t> matched(const Trace& from, const Trace& to) {
     const Operation& here = mine[static_cast<std::size_t>(i)];
     const Operation& there = theirs[static_cast<std::size_t>(j)];
     const auto pair = [&](std::int32_t a, std::int32_t b) {
-      result[static_cast<std::size_t>(here.first + a)] = there.first + b;
+      result[detail::index_of(here.first + a)] = there.first + b;
     };
     // The last operator of a failure is not whole.
     const bool cut = (!from.complete && i + 1 == std::ssize(mine)) ||
@@ -113,8 +114,8 @@ std::vector<std::int32_t> matched(const Trace& from, const Trace& to) {
     pair_up(
         here.count, there.count, kMostDifferences,
         [&](std::int32_t a, std::int32_t b) {
-          return from.requests[static_cast<std::size_t>(here.first + a)].path ==
-                 to.requests[static_cast<std::size_t>(there.first + b)].path;
+          return from.requests[detail::index_of(here.first + a)].path ==
+                 to.requests[detail::index_of(there.first + b)].path;
         },
         pair);
   };

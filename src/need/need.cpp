@@ -1,7 +1,5 @@
 #include "need/need.h"
 
-#include "need/search_constants.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -9,6 +7,9 @@
 #include <ranges>
 #include <unordered_map>
 #include <utility>
+
+#include "need/index_of.h"
+#include "need/search_constants.h"
 
 namespace brim {
 namespace {
@@ -244,7 +245,7 @@ void Need::free_as(const Need& traced) {
     is_left[static_cast<std::size_t>(event < 0 ? ~event : event)] = event >= 0;
   }
   for (; e < trace.events.size() && trace.events[e] < 0; ++e) {
-    is_freed[static_cast<std::size_t>(~trace.events[e])] = true;
+    is_freed[detail::index_of(~trace.events[e])] = true;
   }
   std::map<std::int64_t, std::vector<bool>> there;  // by bytes: whether it is freed
   for (std::size_t i = trace.older; i < is_left.size(); ++i) {
@@ -280,7 +281,7 @@ std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse
   if (newest == nullptr || (newest != traced && !newest->need())) {
     return std::nullopt;
   }
-  Need need(*newest, attempts, in_use, available);
+  const Need need(*newest, attempts, in_use, available);
   return traced != nullptr && need.known() < search::kMostlyKnown
              ? Need(*traced, attempts, in_use, available)
              : need;

@@ -6,10 +6,12 @@
 #include <string>
 #include <unordered_map>
 
+#include "need/index_of.h"
+
 namespace brim {
 namespace {
 
-std::size_t index_of(std::int32_t request) { return static_cast<std::size_t>(request); }
+using detail::index_of;
 
 /// Marks what a failed attempt had made and left, such as the first gradients of a backward pass.
 void mark_leftovers(Trace& trace, const Trace& failed) {
@@ -185,7 +187,7 @@ std::shared_ptr<const Trace> trace_of(std::span<const AllocationEvent> events, b
       trace->requests.back().freed = true;
     }
   }
-  trace->tolerates_refusal = refused > (complete ? 0 : 1);  // the last one ended it
+  trace->tolerates_refusal = refused > (complete ? 0U : 1U);  // the last one ended it
   trace->older = trace->requests.size();
   held.clear();
   trace->events.reserve(events.size());
