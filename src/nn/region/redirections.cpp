@@ -23,7 +23,7 @@ namespace brim::nn {
 namespace redirections {  // of torch's names, which other files have too
 namespace {
 
-namespace F = functional;
+namespace fn = functional;
 namespace ops = at::_ops;
 using at::IntArrayRef;
 using at::Scalar;
@@ -43,18 +43,19 @@ bool needs(const Option& /*option*/) {
 
 /// The kernel of one of torch's operators for the key of regions.
 /// @tparam Op torch's operator, a struct of at::_ops
-/// @tparam own takes its arguments and gives the same result, or nothing where torch's should run
-template <class Op, auto own, class Schema = typename Op::schema>
+/// @tparam Own takes its arguments and gives the same result, or nothing where torch's should run
+template <class Op, auto Own, class Schema = typename Op::schema>
 struct Redirected;
 
-template <class Op, auto own, class Result, class... Args>
-struct Redirected<Op, own, Result(Args...)> {
+template <class Op, auto Own, class Result, class... Args>
+struct Redirected<Op, Own, Result(Args...)> {
   static Result call(c10::DispatchKeySet keys, Args... args) {
     if (at::GradMode::is_enabled() && (needs(args) || ...) &&
         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther) &&
         is_redirected(std::get<0>(std::tie(args...)))) {
       const c10::impl::ExcludeDispatchKeyGuard outside(kRegionKey);
-      if (auto result = own(args...)) {
+      // NOLINTNEXTLINE(misc-const-correctness): it is moved from where it is returned
+      if (auto result = Own(args...)) {
         if constexpr (std::is_reference_v<Result>) {
           return std::get<0>(std::tie(args...));
         } else {
@@ -67,11 +68,11 @@ struct Redirected<Op, own, Result(Args...)> {
   }
 };
 
-template <class Op, auto own>
+template <class Op, auto Own>
 void redirect(torch::Library& library) {
   const std::string overload = Op::overload_name;
   library.impl((Op::name + (overload.empty() ? "" : "." + overload)).c_str(),
-               TORCH_FN((Redirected<Op, own>::call)));
+               TORCH_FN((Redirected<Op, Own>::call)));
 }
 
 bool asks() { return recompute_here() != Recompute::nothing; }
@@ -96,7 +97,7 @@ Maybe conv(const Tensor& x, const Tensor& w, Optional b, Ints stride, Ints paddi
   if (!steps || !pads || !gaps || !parts || w.dim() != Dims + 2) {
     return {};
   }
-  return F::conv(x, w, b, *steps, *pads, *gaps, *parts, asks(), runs_again());
+  return fn::conv(x, w, b, *steps, *pads, *gaps, *parts, asks(), runs_again());
 }
 
 /// Padding by name. What is odd in it goes to the right.
@@ -138,13 +139,13 @@ Maybe conv_transpose(const Tensor& x, const Tensor& w, Optional b, Ints stride, 
   if (!steps || !pads || !more || !gaps || !parts || w.dim() != Dims + 2) {
     return {};
   }
-  return F::conv_transpose(x, w, b, *steps, *pads, *more, *parts, *gaps, asks(), runs_again());
+  return fn::conv_transpose(x, w, b, *steps, *pads, *more, *parts, *gaps, asks(), runs_again());
 }
 
 template <std::size_t Dims>
 Maybe max_pool(const Tensor& x, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                IntArrayRef dilation, bool ceil_mode) {
-  return F::max_pool(x, each(kernel, Dims), stride, padding, dilation, ceil_mode);
+  return fn::max_pool(x, each(kernel, Dims), stride, padding, dilation, ceil_mode);
 }
 
 template <std::size_t Dims>
@@ -153,13 +154,14 @@ std::optional<std::tuple<Tensor, Tensor>> max_pool_with_indices(const Tensor& x,
                                                                 IntArrayRef padding,
                                                                 IntArrayRef dilation,
                                                                 bool ceil_mode) {
-  return F::max_pool_with_indices(x, each(kernel, Dims), stride, padding, dilation, ceil_mode);
+  return fn::max_pool_with_indices(x, each(kernel, Dims), stride, padding, dilation, ceil_mode);
 }
 
 template <std::size_t Dims>
 Maybe avg_pool(const Tensor& x, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                bool ceil_mode, bool count_include_pad, std::optional<std::int64_t> divisor) {
-  return F::avg_pool(x, each(kernel, Dims), stride, padding, ceil_mode, count_include_pad, divisor);
+  return fn::avg_pool(x, each(kernel, Dims), stride, padding, ceil_mode, count_include_pad,
+                      divisor);
 }
 
 Maybe avg_pool1d(const Tensor& x, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
@@ -170,7 +172,7 @@ Maybe avg_pool1d(const Tensor& x, IntArrayRef kernel, IntArrayRef stride, IntArr
 /// To one value torch takes the mean, whose backward keeps nothing.
 Maybe adaptive_avg_pool_to(const Tensor& x, IntArrayRef sizes) {
   const bool to_one = std::ranges::count(sizes, 1) == std::ssize(sizes);
-  return to_one ? Maybe() : Maybe(F::adaptive_avg_pool(x, sizes));
+  return to_one ? Maybe() : Maybe(fn::adaptive_avg_pool(x, sizes));
 }
 
 template <std::size_t Dims>
@@ -195,61 +197,62 @@ bool is_ours(const Tensor& tensor) {
 Maybe mul(const Tensor& x, const Tensor& y) {
   const bool tells = x.requires_grad() && y.requires_grad() && (is_ours(x) || is_ours(y));
   const bool counts = (asks() || tells) && !is_number(x) && !is_number(y);
-  return counts ? Maybe(F::mul(x, y, asks())) : Maybe();
+  return counts ? Maybe(fn::mul(x, y, asks())) : Maybe();
 }
 
 /// torch keeps nothing of a sum itself.
 template <bool InPlace>
 Maybe add(const Tensor& x, const Tensor& y, const Scalar& alpha) {
   const bool counts = asks() && !is_number(x) && !is_number(y) && alpha.equal(1);
-  return counts ? Maybe(F::add(x, y, InPlace)) : Maybe();
+  return counts ? Maybe(fn::add(x, y, InPlace)) : Maybe();
 }
 
 template <bool InPlace>
 Maybe dropout(const Tensor& x, double p, bool train) {
-  return train && p >= 0 && p <= 1 ? Maybe(F::dropout(x, p, true, InPlace)) : Maybe();
+  return train && p >= 0 && p <= 1 ? Maybe(fn::dropout(x, p, true, InPlace)) : Maybe();
 }
 
 template <bool InPlace>
 Maybe elu(const Tensor& x, const Scalar& alpha, const Scalar& scale, const Scalar& input_scale) {
   const bool is_usual = scale.equal(1) && input_scale.equal(1);
-  return is_usual ? Maybe(F::elu(x, alpha.toDouble(), InPlace, asks())) : Maybe();
+  return is_usual ? Maybe(fn::elu(x, alpha.toDouble(), InPlace, asks())) : Maybe();
 }
 
 template <bool InPlace>
 Maybe hardtanh(const Tensor& x, const Scalar& least, const Scalar& most) {
   const bool is_usual = least.toDouble() <= most.toDouble();  // else torch's error
-  return is_usual ? Maybe(F::hardtanh(x, least.toDouble(), most.toDouble(), InPlace, asks()))
+  return is_usual ? Maybe(fn::hardtanh(x, least.toDouble(), most.toDouble(), InPlace, asks()))
                   : Maybe();
 }
 
 template <bool InPlace>
 Maybe leaky_relu(const Tensor& x, const Scalar& slope) {
-  return F::leaky_relu(x, slope.toDouble(), InPlace, asks());
+  return fn::leaky_relu(x, slope.toDouble(), InPlace, asks());
 }
 
 Maybe softplus(const Tensor& x, const Scalar& beta, const Scalar& threshold) {
-  return F::softplus(x, beta.toDouble(), threshold.toDouble(), asks());
+  return fn::softplus(x, beta.toDouble(), threshold.toDouble(), asks());
 }
 
-template <auto function, bool InPlace>
+template <auto Function, bool InPlace>
 Maybe activation(const Tensor& x) {
-  return function(x, InPlace, asks());
+  return Function(x, InPlace, asks());
 }
 
 Maybe batch_norm(const Tensor& x, Optional w, Optional b, Optional mean, Optional variance,
                  bool training, double momentum, double eps, bool /*cudnn*/) {
-  return eps > 0 ? Maybe(F::batch_norm(x, mean, variance, w, b, training, momentum, eps)) : Maybe();
+  return eps > 0 ? Maybe(fn::batch_norm(x, mean, variance, w, b, training, momentum, eps))
+                 : Maybe();
 }
 
 Maybe layer_norm(const Tensor& x, Ints shape, Optional w, Optional b, double eps, bool /*cudnn*/) {
   const auto sizes = c10::asIntArrayRefSlowOpt(shape);
-  return sizes ? Maybe(F::layer_norm(x, *sizes, w, b, eps)) : Maybe();
+  return sizes ? Maybe(fn::layer_norm(x, *sizes, w, b, eps)) : Maybe();
 }
 
 Maybe rms_norm(const Tensor& x, Ints shape, Optional w, std::optional<double> eps) {
   const auto sizes = c10::asIntArrayRefSlowOpt(shape);
-  return sizes ? Maybe(F::rms_norm(x, *sizes, w, eps)) : Maybe();
+  return sizes ? Maybe(fn::rms_norm(x, *sizes, w, eps)) : Maybe();
 }
 
 Maybe cross_entropy(const Tensor& x, const Tensor& target, Optional w, std::int64_t reduction,
@@ -259,8 +262,8 @@ Maybe cross_entropy(const Tensor& x, const Tensor& target, Optional w, std::int6
   if (!ignored || reduction < 0 || reduction > 2) {
     return {};
   }
-  return F::cross_entropy(x, target, w, *ignored, kNames[static_cast<std::size_t>(reduction)],
-                          label_smoothing, false, asks());
+  return fn::cross_entropy(x, target, w, *ignored, kNames[static_cast<std::size_t>(reduction)],
+                           label_smoothing, false, asks());
 }
 
 Maybe attend(const Tensor& query, const Tensor& key, const Tensor& value, Optional mask,
@@ -278,16 +281,16 @@ class Redirections {
         torchs_(torch::Library::IMPL, "aten", kRegionKey, __FILE__, __LINE__) {
     anything_.fallback(torch::CppFunction::makeFallthrough());
     torch::Library& all = torchs_;
-    redirect<ops::relu, activation<F::relu, false>>(all);
-    redirect<ops::relu_, activation<F::relu, true>>(all);
-    redirect<ops::hardsigmoid, activation<F::hardsigmoid, false>>(all);
-    redirect<ops::hardsigmoid_, activation<F::hardsigmoid, true>>(all);
-    redirect<ops::silu, activation<F::silu, false>>(all);
-    redirect<ops::silu_, activation<F::silu, true>>(all);
-    redirect<ops::hardswish, activation<F::hardswish, false>>(all);
-    redirect<ops::hardswish_, activation<F::hardswish, true>>(all);
-    redirect<ops::mish, activation<F::mish, false>>(all);
-    redirect<ops::mish_, activation<F::mish, true>>(all);
+    redirect<ops::relu, activation<fn::relu, false>>(all);
+    redirect<ops::relu_, activation<fn::relu, true>>(all);
+    redirect<ops::hardsigmoid, activation<fn::hardsigmoid, false>>(all);
+    redirect<ops::hardsigmoid_, activation<fn::hardsigmoid, true>>(all);
+    redirect<ops::silu, activation<fn::silu, false>>(all);
+    redirect<ops::silu_, activation<fn::silu, true>>(all);
+    redirect<ops::hardswish, activation<fn::hardswish, false>>(all);
+    redirect<ops::hardswish_, activation<fn::hardswish, true>>(all);
+    redirect<ops::mish, activation<fn::mish, false>>(all);
+    redirect<ops::mish_, activation<fn::mish, true>>(all);
     redirect<ops::hardtanh, hardtanh<false>>(all);
     redirect<ops::hardtanh_, hardtanh<true>>(all);
     redirect<ops::leaky_relu, leaky_relu<false>>(all);
@@ -295,12 +298,12 @@ class Redirections {
     redirect<ops::elu, elu<false>>(all);
     redirect<ops::elu_, elu<true>>(all);
     redirect<ops::softplus, softplus>(all);
-    redirect<ops::sigmoid, [](const Tensor& x) { return Maybe(F::sigmoid(x, asks())); }>(all);
-    redirect<ops::tanh, [](const Tensor& x) { return Maybe(F::tanh(x, asks())); }>(all);
-    redirect<ops::prelu, [](const Tensor& x, const Tensor& w) { return Maybe(F::prelu(x, w)); }>(
+    redirect<ops::sigmoid, [](const Tensor& x) { return Maybe(fn::sigmoid(x, asks())); }>(all);
+    redirect<ops::tanh, [](const Tensor& x) { return Maybe(fn::tanh(x, asks())); }>(all);
+    redirect<ops::prelu, [](const Tensor& x, const Tensor& w) { return Maybe(fn::prelu(x, w)); }>(
         all);
     redirect<ops::gelu, [](const Tensor& x, c10::string_view approximate) {
-      return Maybe(F::gelu(x, approximate, asks()));
+      return Maybe(fn::gelu(x, approximate, asks()));
     }>(all);
     redirect<ops::dropout, dropout<false>>(all);
     redirect<ops::dropout_, dropout<true>>(all);
@@ -308,7 +311,7 @@ class Redirections {
     redirect<ops::add_Tensor, add<false>>(all);
     redirect<ops::add__Tensor, add<true>>(all);
     redirect<ops::linear, [](const Tensor& x, const Tensor& w, Optional b) {
-      return Maybe(F::linear(x, w, b, asks(), runs_again()));
+      return Maybe(fn::linear(x, w, b, asks(), runs_again()));
     }>(all);
     redirect<ops::conv1d, conv<1>>(all);
     redirect<ops::conv2d, conv<2>>(all);
@@ -323,7 +326,7 @@ class Redirections {
     redirect<ops::layer_norm, layer_norm>(all);
     redirect<ops::group_norm,
              [](const Tensor& x, std::int64_t groups, Optional w, Optional b, double eps,
-                bool /*cudnn*/) { return Maybe(F::group_norm(x, groups, w, b, eps)); }>(all);
+                bool /*cudnn*/) { return Maybe(fn::group_norm(x, groups, w, b, eps)); }>(all);
     redirect<ops::rms_norm, rms_norm>(all);
     redirect<ops::max_pool1d, max_pool<1>>(all);
     redirect<ops::max_pool2d, max_pool<2>>(all);
@@ -349,6 +352,6 @@ class Redirections {
 }  // namespace
 }  // namespace redirections
 
-void register_redirections() { static const redirections::Redirections kAll; }
+void register_redirections() { static const redirections::Redirections all; }
 
 }  // namespace brim::nn
