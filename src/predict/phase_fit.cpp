@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -11,31 +13,14 @@
 namespace brim::detail {
 namespace {
 
-// Peaks closer together than this may be of one phase that does not grow: what grows a little there
-// (the input itself) is far below it.
-constexpr double kFloorSpread = 1.02;
-// A larger set of terms must explain the samples this many times better than the smallest one.
-constexpr double kPriceOfTerms = 2;
-// Two phases that share what is held all the time are likelier than two that do not.
-constexpr double kPriceOfTwoBases = 1.25;
-// With more samples than this, not every way to divide them is tried. Sizes alone are divided along
-// one line only.
-constexpr std::size_t kFewBatches = 10;
-constexpr std::size_t kFewSizes = 32;
-constexpr std::size_t kCutsOfMany = 5;
+// Of a batch, the other terms are rare: n is what each sample costs whatever its length, L and L²
+// are room for one sample at a time, such as the unfolded image of a convolution.
+constexpr std::size_t kUsualTerms = 3;
+// Samples are divided at this many places along each line at most.
+constexpr std::size_t kMostCuts = 6;
 
 using Indices = std::vector<std::size_t>;
 using Groups = std::vector<Indices>;
-
-/// Which terms a phase may have, the smallest set first.
-std::vector<Indices> term_sets(SizeKind kind) {
-  if (kind == SizeKind::size) {
-    return {{0, 1, 2}};
-  }
-  // n: what each sample costs whatever its length. L²: room for one sample at a time, such as the
-  // unfolded image of a convolution.
-  return {{0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 5}};
-}
 
 bool is_constant(const Phase& phase) {
   return std::all_of(phase.begin() + 1, phase.end(), [](double value) { return value == 0; });
@@ -47,179 +32,152 @@ class Fitter {
   Fitter(std::span<const MemorySample> samples, SizeKind kind) : samples_(samples), kind_(kind) {
     for (const MemorySample& sample : samples) {
       terms_.push_back(shape_terms(sample.n, sample.length, kind));
+      bound_.add(terms_.back(), sample.peak);
     }
   }
 
-  [[nodiscard]] PhaseFit best();
+  /// The smallest peaks may be one phase. The others are one, or two that are divided by a surface
+  /// that is nearly one of peak, length, number and their product.
+  [[nodiscard]] PhaseFit best() {
+    Indices all(samples_.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    for (const auto& [low, rest] : cut(all, [](const MemorySample& s) { return s.peak; })) {
+      consider({low, rest});
+      consider_cuts(low, rest, [](const MemorySample& s) { return s.peak; });
+      if (kind_ == SizeKind::batch) {
+        consider_cuts(low, rest, [](const MemorySample& s) { return s.length; });
+        consider_cuts(low, rest, [](const MemorySample& s) { return s.n; });
+        consider_cuts(low, rest, [](const MemorySample& s) { return s.n * s.length; });
+      }
+    }
+    // A phase that does not grow is the floor.
+    PhaseFit fit;
+    for (Phase& phase : best_) {
+      if (is_constant(phase)) {
+        fit.floor = std::max(fit.floor, phase[0]);
+      } else {
+        fit.phases.push_back(std::move(phase));
+      }
+    }
+    if (fit.phases.empty()) {
+      fit.phases.push_back(Phase(term_count(kind_)));
+      std::swap(fit.phases.back()[0], fit.floor);
+    }
+    return fit;
+  }
 
  private:
-  [[nodiscard]] bool has_many() const {
-    return samples_.size() > (kind_ == SizeKind::size ? kFewSizes : kFewBatches);
-  }
-  [[nodiscard]] std::vector<Phase> phases_on_one_base(const Groups& groups,
-                                                      const Indices& terms) const;
-  void consider(PhaseFit fit, double price, bool shared_base, bool always);
-  [[nodiscard]] std::vector<Groups> partitions(const Indices& rest) const;
-  [[nodiscard]] std::vector<std::size_t> floored_counts(const Indices& ascending) const;
-
-  std::span<const MemorySample> samples_;
-  std::vector<NeedBound::Terms> terms_;
-  SizeKind kind_;
-  PhaseFit best_;
-  double best_score_ = std::numeric_limits<double>::infinity();
-};
-
-/// A phase for each group of samples. They differ in what grows: what is held all the time, weights
-/// above all, is the same.
-std::vector<Phase> Fitter::phases_on_one_base(const Groups& groups, const Indices& terms) const {
-  const std::size_t growing = terms.size() - 1;
-  std::size_t rows = 0;
-  for (const Indices& group : groups) {
-    rows += group.size();
-  }
-  Matrix a(rows, 1 + groups.size() * growing);
-  std::size_t row = 0;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (const std::size_t i : groups[g]) {
-      // Divided by the peak itself: an error counts as a share of it.
-      a.at(row, 0) = terms_[i][0] / samples_[i].peak;
-      for (std::size_t j = 0; j < growing; ++j) {
-        a.at(row, 1 + g * growing + j) = terms_[i][terms[1 + j]] / samples_[i].peak;
-      }
-      ++row;
-    }
-  }
-  constexpr double kNothing = 1e-9;  // a coefficient that adds less to every row is not there
-  std::vector<double> x = solve_non_negative(a, std::vector<double>(a.rows, 1.0));
-  for (std::size_t j = 0; j < a.columns; ++j) {
-    double most = 0;
-    for (std::size_t i = 0; i < a.rows; ++i) {
-      most = std::max(most, x[j] * a.at(i, j));
-    }
-    x[j] = most < kNothing ? 0 : x[j];
-  }
-  std::vector<Phase> phases(groups.size(), Phase(term_count(kind_)));
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    phases[g][0] = x[0];
-    for (std::size_t j = 0; j < growing; ++j) {
-      phases[g][terms[1 + j]] = x[1 + g * growing + j];
-    }
-  }
-  return phases;
-}
-
-/// Keeps the fit if it is the best so far by generalised cross-validation: the error at the
-/// samples, larger the fewer of them are left over after the coefficients are paid for.
-void Fitter::consider(PhaseFit fit, double price, bool shared_base, bool always) {
-  std::size_t used = fit.floor > 0 ? 1 : 0;
-  for (const Phase& phase : fit.phases) {
-    used += static_cast<std::size_t>(
-        std::count_if(phase.begin(), phase.end(), [](double value) { return value > 0; }));
-  }
-  used -= shared_base && fit.phases[0][0] > 0 ? 1 : 0;
-  if (used >= samples_.size() && !always) {
-    return;  // it would pass through every sample, whatever they are
-  }
-  double squares = 0;
-  for (std::size_t i = 0; i < samples_.size(); ++i) {
-    const double error = peak_of_phases(fit.floor, fit.phases, terms_[i]) / samples_[i].peak - 1;
-    squares += error * error;
-  }
-  const auto count = static_cast<double>(samples_.size());
-  const double scarcity = count / std::max(count - static_cast<double>(used), 0.5);
-  const double score = price * std::sqrt(squares / count + kRounding * kRounding) * scarcity;
-  if (score < best_score_) {
-    best_score_ = score;
-    best_ = std::move(fit);
-  }
-}
-
-/// How many of the smallest peaks may be the floor.
-std::vector<std::size_t> Fitter::floored_counts(const Indices& ascending) const {
-  const double least = samples_[ascending.front()].peak;
-  std::vector<std::size_t> result{0};
-  std::size_t count = 0;
-  while (count + 2 < ascending.size() && samples_[ascending[count]].peak <= kFloorSpread * least) {
-    ++count;
-    result.push_back(count);
-  }
-  if (has_many() && result.size() > 3) {
-    result = {0, 1, count};
-  }
-  return result;
-}
-
-/// All together, and cut in two along the peak, the length, the number and their product: the
-/// regions of two phases are divided by a surface that is nearly one of these.
-std::vector<Groups> Fitter::partitions(const Indices& rest) const {
-  std::vector<Groups> result{{rest}};
-  const auto cut_along = [&](const auto& key) {
+  /// Divides samples in two, those with a lower key first; the first way has none of these.
+  template <class Key>
+  [[nodiscard]] std::vector<std::pair<Indices, Indices>> cut(const Indices& samples,
+                                                             const Key& key) const {
     std::vector<double> values;
-    values.reserve(rest.size());
-    for (const std::size_t i : rest) {
+    for (const std::size_t i : samples) {
       values.push_back(key(samples_[i]));
     }
     std::sort(values.begin(), values.end());
     values.erase(std::unique(values.begin(), values.end()), values.end());
-    const std::size_t cuts = values.size() - 1;
-    const std::size_t tried = has_many() ? std::min(cuts, kCutsOfMany) : cuts;
-    for (std::size_t cut = 0; cut < tried; ++cut) {
-      const double least = values[1 + cut * cuts / tried];
-      Groups groups(2);
-      for (const std::size_t i : rest) {
-        groups[key(samples_[i]) < least ? 0 : 1].push_back(i);
-      }
-      if (groups[0].size() >= 2 && groups[1].size() >= 2 &&
-          std::find(result.begin(), result.end(), groups) == result.end()) {
-        result.push_back(std::move(groups));
-      }
+    const std::size_t cuts = std::min(values.size() - 1, kMostCuts);
+    std::vector<std::pair<Indices, Indices>> result{{{}, samples}};
+    for (std::size_t c = 0; c < cuts; ++c) {
+      const double least = values[1 + c * (values.size() - 1) / cuts];
+      auto& [low, high] = result.emplace_back();
+      std::partition_copy(samples.begin(), samples.end(), std::back_inserter(low),
+                          std::back_inserter(high),
+                          [&](std::size_t i) { return key(samples_[i]) < least; });
     }
-  };
-  cut_along([](const MemorySample& sample) { return sample.peak; });
-  if (kind_ == SizeKind::batch) {
-    cut_along([](const MemorySample& sample) { return sample.length; });
-    cut_along([](const MemorySample& sample) { return sample.n; });
-    cut_along([](const MemorySample& sample) { return sample.n * sample.length; });
+    return result;
   }
-  return result;
-}
 
-PhaseFit Fitter::best() {
-  Indices ascending(samples_.size());
-  std::iota(ascending.begin(), ascending.end(), std::size_t{0});
-  std::stable_sort(ascending.begin(), ascending.end(), [&](std::size_t a, std::size_t b) {
-    return samples_[a].peak < samples_[b].peak;
-  });
-  const std::vector<Indices> sets = term_sets(kind_);
-  for (const std::size_t floored : floored_counts(ascending)) {
-    const double floor = floored > 0 ? samples_[ascending[floored - 1]].peak : 0.0;
-    const Indices rest(ascending.begin() + static_cast<std::ptrdiff_t>(floored), ascending.end());
-    for (const Groups& groups : partitions(rest)) {
-      const bool two = groups.size() == 2;
-      for (const Indices& terms : sets) {
-        const bool smallest = &terms == &sets.front();
-        const double price = smallest ? 1 : kPriceOfTerms;
-        PhaseFit apart{floor, {}};
-        for (const Indices& group : groups) {
-          apart.phases.push_back(phases_on_one_base({group}, terms).front());
-        }
-        consider(std::move(apart), price * (two ? kPriceOfTwoBases : 1.0), false,
-                 floored == 0 && !two && smallest);
-        if (two) {
-          consider({floor, phases_on_one_base(groups, terms)}, price, true, false);
-        }
-      }
+  template <class Key>
+  void consider_cuts(const Indices& low, const Indices& rest, const Key& key) {
+    for (const auto& [one, other] : cut(rest, key)) {
+      consider({low, one, other});
     }
   }
-  // A phase that does not grow is a floor by another name.
-  for (const Phase& phase : best_.phases) {
-    best_.floor = is_constant(phase) ? std::max(best_.floor, phase[0]) : best_.floor;
+
+  /// The phase with some of the first `terms` that explains the group: of those within all
+  /// measurements the one that comes nearest, moved to the middle of what is noise.
+  [[nodiscard]] const Phase& phase_of(const Indices& group, std::size_t terms) {
+    const auto [place, is_new] = phases_.try_emplace({group, terms});
+    Phase& phase = place->second;
+    if (!is_new) {
+      return phase;
+    }
+    NeedBound::Terms nearness{};
+    for (const std::size_t i : group) {
+      for (std::size_t j = 0; j < terms; ++j) {
+        nearness[j] += terms_[i][j] / samples_[i].peak;
+      }
+    }
+    const auto nearest = bound_.steepest(nearness).phase;
+    phase.assign(nearest.begin(), nearest.begin() + term_count(kind_));
+    Indices used;
+    for (std::size_t j = 0; j < phase.size(); ++j) {
+      if (phase[j] > 0) {
+        used.push_back(j);
+      }
+    }
+    Matrix a(group.size(), used.size());
+    for (std::size_t row = 0; row < group.size(); ++row) {
+      for (std::size_t j = 0; j < used.size(); ++j) {
+        a.at(row, j) = terms_[group[row]][used[j]] / samples_[group[row]].peak;
+      }
+    }
+    const LeastSquares solved = solve_least_squares(a, std::vector<double>(group.size(), 1.0));
+    if (solved.rank == used.size() && std::ranges::min(solved.x) >= 0) {
+      for (std::size_t j = 0; j < used.size(); ++j) {
+        phase[used[j]] = solved.x[j];
+      }
+    }
+    return phase;
   }
-  if (!std::all_of(best_.phases.begin(), best_.phases.end(), is_constant)) {
-    std::erase_if(best_.phases, is_constant);
+
+  void consider(const Groups& groups) {
+    consider(groups, kUsualTerms);
+    if (term_count(kind_) > kUsualTerms) {
+      consider(groups, term_count(kind_));
+    }
   }
-  return std::move(best_);
-}
+
+  /// Keeps these phases if they are the best so far by generalised cross-validation: the error at
+  /// the samples, larger the fewer of them are left over after the coefficients are paid for.
+  void consider(const Groups& groups, std::size_t terms) {
+    std::vector<Phase> phases;
+    std::size_t used = 1;  // what is held all the time, weights above all, is the same in all
+    for (const Indices& group : groups) {
+      if (!group.empty()) {
+        const Phase& phase = phases.emplace_back(phase_of(group, terms));
+        const auto growing = std::count_if(phase.begin() + 1, phase.end(),
+                                           [](double value) { return value > 0; });
+        used += std::max<std::size_t>(static_cast<std::size_t>(growing), 1);
+      }
+    }
+    if (used >= samples_.size() && !best_.empty()) {
+      return;  // they pass through every sample, whatever these are
+    }
+    double squares = 0;
+    for (std::size_t i = 0; i < samples_.size(); ++i) {
+      const double error = peak_of_phases(0, phases, terms_[i]) / samples_[i].peak - 1;
+      squares += error * error;
+    }
+    const auto count = static_cast<double>(samples_.size());
+    const double scarcity = count / std::max(count - static_cast<double>(used), 0.5);
+    const double score = std::sqrt(squares / count + kRounding * kRounding) * scarcity;
+    if (score < best_score_) {
+      best_score_ = score;
+      best_ = std::move(phases);
+    }
+  }
+
+  std::span<const MemorySample> samples_;
+  std::vector<NeedBound::Terms> terms_;
+  SizeKind kind_;
+  NeedBound bound_;
+  std::map<std::pair<Indices, std::size_t>, Phase> phases_;  // by group and number of terms
+  std::vector<Phase> best_;
+  double best_score_ = std::numeric_limits<double>::infinity();
+};
 
 /// A phase of one term that reaches the bound, and of those the one that is least above what was
 /// measured elsewhere.
@@ -264,26 +222,14 @@ double peak_of_phases(double floor, std::span<const Phase> phases,
 }
 
 PhaseFit fit_phases(std::span<const MemorySample> samples, SizeKind kind) {
-  std::vector<MemorySample> points;
-  std::vector<MemorySample> bounds;
-  for (const MemorySample& sample : samples) {
-    (sample.out_of_memory ? bounds : points).push_back(sample);
-  }
-  const std::size_t measured = points.size();
-  PhaseFit fit = Fitter(points, kind).best();
-  const auto too_low = [&](const MemorySample& bound) {
-    return peak_of_phases(fit.floor, fit.phases, shape_terms(bound.n, bound.length, kind)) <
-           bound.peak;
-  };
-  // A bound that the fit does not reach is first taken as a point: the same phases, steeper, often
-  // explain both.
-  std::copy_if(bounds.begin(), bounds.end(), std::back_inserter(points), too_low);
-  if (points.size() > measured) {
-    fit = Fitter(points, kind).best();
-  }
-  for (const MemorySample& bound : bounds) {
-    if (too_low(bound)) {
-      fit.phases.push_back(phase_through(bound, std::span(points).first(measured), kind));
+  std::vector<MemorySample> measured;
+  std::ranges::copy_if(samples, std::back_inserter(measured),
+                       [](const MemorySample& sample) { return !sample.out_of_memory; });
+  PhaseFit fit = Fitter(measured, kind).best();
+  for (const MemorySample& bound : samples) {
+    const auto terms = shape_terms(bound.n, bound.length, kind);
+    if (bound.out_of_memory && peak_of_phases(fit.floor, fit.phases, terms) < bound.peak) {
+      fit.phases.push_back(phase_through(bound, measured, kind));
     }
   }
   return fit;

@@ -267,8 +267,10 @@ TEST(FeatureWeights, AreWhatEachFeatureAddsAboveAFloor) {
       [](double nodes, double edges) { return 1e4 + 70 * nodes + 9 * edges; },
       [](double nodes, double edges) { return std::max(2e5, 70 * nodes + 9 * edges); },
       [](double nodes, double /*edges*/) { return 100 + 70 * nodes; },
-      [](double /*nodes*/, double edges) { return 100 + 9 * edges; }};
-  const std::vector<Doubles> expected{{70, 9}, {70, 9}, {70, 0}, {0, 9}};
+      [](double /*nodes*/, double edges) { return 100 + 9 * edges; },
+      // Edges make it less: that is no weight.
+      [](double nodes, double edges) { return 1e4 + 70 * nodes - std::min(edges, nodes); }};
+  const std::vector<Doubles> expected{{70, 9}, {70, 9}, {70, 0}, {0, 9}, {69.5, 0}};
   for (std::size_t i = 0; i < expected.size(); ++i) {
     int measured = 0;
     const Doubles weights = detail::feature_weights(
