@@ -73,8 +73,8 @@ Growth growth_along(const std::vector<std::int64_t>& group, const Samples& sampl
   }
 }
 
-/// Weights that explain the growth; those that would be negative are 0. If nothing grew, the mean of
-/// each feature counts the same.
+/// Weights that explain the growth; those that would be negative are 0. If nothing grew, the mean
+/// of each feature counts the same.
 Row solve(const std::vector<Growth>& rows, const Row& means) {
   Row bytes;
   for (const Growth& row : rows) {

@@ -66,6 +66,15 @@ class Fitter {
     return fit;
   }
 
+  /// The steepest phase within all measurements, up to these bytes or down to them.
+  [[nodiscard]] Phase phase_through(const NeedBound::Terms& terms, double bytes) const {
+    const auto steepest = bound_.steepest(terms);
+    Phase phase(steepest.phase.begin(), steepest.phase.begin() + term_count(kind_));
+    // One part in 1e9 more, so that rounding does not leave it below.
+    std::ranges::for_each(phase, [&](double& x) { x *= bytes / steepest.bytes * (1 + 1e-9); });
+    return phase;
+  }
+
  private:
   /// Divides samples in two, those with a lower key first; the first way has none of these.
   template <class Key>
@@ -148,9 +157,11 @@ class Fitter {
     for (const Indices& group : groups) {
       if (!group.empty()) {
         const Phase& phase = phases.emplace_back(phase_of(group, terms));
-        const auto growing = std::count_if(phase.begin() + 1, phase.end(),
-                                           [](double value) { return value > 0; });
-        used += std::max<std::size_t>(static_cast<std::size_t>(growing), 1);
+        std::size_t growing = 0;  // rare terms must explain as much as two usual ones
+        for (std::size_t j = 1; j < phase.size(); ++j) {
+          growing += phase[j] == 0 ? 0 : j < kUsualTerms ? 1 : 2;
+        }
+        used += std::max<std::size_t>(growing, 1);
       }
     }
     if (used >= samples_.size() && !best_.empty()) {
@@ -179,30 +190,6 @@ class Fitter {
   double best_score_ = std::numeric_limits<double>::infinity();
 };
 
-/// A phase of one term that reaches the bound, and of those the one that is least above what was
-/// measured elsewhere.
-Phase phase_through(const MemorySample& bound, std::span<const MemorySample> measured,
-                    SizeKind kind) {
-  const auto at_bound = shape_terms(bound.n, bound.length, kind);
-  Phase best;
-  double least = std::numeric_limits<double>::infinity();
-  for (std::size_t j = 0; j < 3; ++j) {
-    Phase phase(term_count(kind));
-    // One part in 1e12 more, so that rounding does not leave it below.
-    phase[j] = bound.peak * (1 + 1e-12) / at_bound[j];
-    double over = 0;
-    for (const MemorySample& sample : measured) {
-      const auto terms = shape_terms(sample.n, sample.length, kind);
-      over = std::max(over, phase[j] * terms[j] / sample.peak);
-    }
-    if (over < least) {
-      least = over;
-      best = std::move(phase);
-    }
-  }
-  return best;
-}
-
 }  // namespace
 
 NeedBound::Terms shape_terms(double n, double length, SizeKind kind) noexcept {
@@ -225,11 +212,13 @@ PhaseFit fit_phases(std::span<const MemorySample> samples, SizeKind kind) {
   std::vector<MemorySample> measured;
   std::ranges::copy_if(samples, std::back_inserter(measured),
                        [](const MemorySample& sample) { return !sample.out_of_memory; });
-  PhaseFit fit = Fitter(measured, kind).best();
-  for (const MemorySample& bound : samples) {
-    const auto terms = shape_terms(bound.n, bound.length, kind);
-    if (bound.out_of_memory && peak_of_phases(fit.floor, fit.phases, terms) < bound.peak) {
-      fit.phases.push_back(phase_through(bound, measured, kind));
+  Fitter fitter(measured, kind);
+  PhaseFit fit = fitter.best();
+  // A phase that reaches what ran out of memory: the one that is least in the way elsewhere.
+  for (const MemorySample& failed : samples) {
+    const auto terms = shape_terms(failed.n, failed.length, kind);
+    if (failed.out_of_memory && peak_of_phases(fit.floor, fit.phases, terms) < failed.peak) {
+      fit.phases.push_back(fitter.phase_through(terms, failed.peak));
     }
   }
   return fit;
