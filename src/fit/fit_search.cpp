@@ -1,6 +1,7 @@
 #include "fit/fit_search.h"
 
 #include <brim/batching/stream.h>
+#include <brim/need/size_search.h>
 #include <brim/predict/need_bound.h>
 
 #include <algorithm>
@@ -22,13 +23,11 @@ constexpr std::size_t kEpochs = 4;
 constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs together
 constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
 constexpr int kMostRounds = 48;             // of making a batching and measuring its batches
-constexpr double kNoisy = 0.01;         // a model with a larger margin is checked on more batches
-constexpr double kGrowth = 2.0;         // the most by which a limit changes at once
-constexpr double kWorthGrowing = 1.05;  // smaller steps follow the bounds of all batches
-constexpr double kFlat = 1.01;          // of the least: a need up to there is the floor
-// A total is large enough once this share of the budget is in use; steps aim a little higher.
-constexpr double kUsed = 0.96;
-constexpr double kAim = 0.99;
+constexpr double kNoisy = 0.01;      // a model with a larger margin is checked on more batches
+constexpr double kGrowth = 2.0;      // the most by which a limit changes at once
+constexpr double kUsed = 0.96;       // of the budget: a total that uses it is large enough
+constexpr double kOver = 1.01;       // of the budget, at least: what ran out of memory needs
+constexpr std::size_t kChecked = 4;  // batches with the highest bounds are measured
 // The needs of batches of like sizes differ by this share, depending on the order of samples.
 constexpr double kSpread = 0.005;
 
@@ -48,6 +47,8 @@ BatchShape copies(std::size_t count, std::int64_t size) {
   const auto length = static_cast<double>(size);
   return {.count = n, .longest = length, .total = n * length, .squares = n * length * length};
 }
+
+constexpr double kMostBytes = 9e18;
 
 std::int64_t whole(double number) { return static_cast<std::int64_t>(number); }
 
@@ -83,93 +84,125 @@ class TotalSearch {
   explicit TotalSearch(const FitSearch& search) : search_(search) {}
 
   [[nodiscard]] FittedLimit run() {
-    std::int64_t total = longest_alone();
-    for (std::size_t round = 0; total > 0 && round < 2 * kMostMeasured; ++round) {
-      total = step(total);
-    }
-    return result();
-  }
-
- private:
-  BatchNeed learn(std::span<const std::int64_t> samples, const Terms& terms) {
-    const BatchNeed need = known_[terms] = search_.measure(samples);
-    error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
-    most_held_ = std::max(most_held_, need.peak);
-    least_ = std::min(least_, need.peak);
-    if (!need.out_of_memory) {
-      bound_.add(terms, need.peak);
-    }
-    return need;
-  }
-
-  // Measures single samples of growing size, because all that fit alone must be in a batch: a
-  // sample of twice the size is expected to need at most four times as much. Returns the largest
-  // size that was within the limit.
-  std::int64_t longest_alone() {
     const SamplesBySize& samples = search_.by_size;
     const std::int64_t first = samples.indices[0];
     (void)search_.measure({&first, 1});  // makes what later calls find ready
-    for (const std::size_t count : {std::size_t{1}, std::size_t{2}}) {
-      learn(std::vector(count, first), terms_of(copies(count, samples.sizes[0])));
-    }
-    const std::int64_t largest = samples.sizes.back();
-    everything_ = std::max<std::int64_t>(
+    learn({first, first}, copies(2, samples.sizes[0]));
+    // All that fit alone must be in a batch, so single samples come first.
+    std::int64_t total = climb(
+        std::max<std::int64_t>(samples.sizes[0], 1), samples.sizes.back(), [&](std::int64_t size) {
+          const std::size_t place = std::max<std::size_t>(samples.end_of(size), 1) - 1;
+          return learn({samples.indices[place]}, copies(1, samples.sizes[place]));
+        });
+    const std::int64_t everything = std::max<std::int64_t>(
         std::accumulate(samples.sizes.begin(), samples.sizes.end(), std::int64_t{0}), 1);
-    bad_ = everything_ + 1;
-    std::int64_t total = std::max<std::int64_t>(samples.sizes[0], 1);
-    while (total < largest) {
-      const double growth = std::min(kGrowth, std::sqrt(kGrowth * search_.limit / most_held_));
-      const std::int64_t longer =
-          std::min(std::max(whole(growth * static_cast<double>(total)), total + 1), largest);
-      const std::size_t place = samples.end_of(longer) - 1;
-      const Terms alone = terms_of(copies(1, samples.sizes[place]));
-      if (!known_.contains(alone)) {
-        learn({&samples.indices[place], 1}, alone);
-      }
-      if (most_held_ > search_.limit) {
+    if (total > 0) {
+      total = climb(total, everything, [&](std::int64_t each) { return learn_highest(each); });
+    }
+    SizeSearch totals(options(1, everything, Start::at_upper));
+    for (int round = 0; total > 0 && !totals.finished() && round < kMostRounds; ++round) {
+      const double most = most_needed(total);
+      totals.record(attempt(total, {most, most > search_.limit}));
+      if (kUsed * search_.limit <= most && most <= search_.limit) {
         break;
       }
-      total = longer;
+      // Of a total that is over the limit, the need is known, not only a part of it.
+      const std::int64_t in_proportion =
+          whole(static_cast<double>(total) * kUsed * search_.limit / std::max(most, search_.limit));
+      total = totals.best() ? totals.next() : std::max(totals.next(), in_proportion);
     }
-    return total;
+    return result(totals.best().value_or(0));
   }
 
-  // Bounds the batches of a total and measures those with the highest bounds. Returns the total to
-  // try next, 0 at the end.
-  std::int64_t step(std::int64_t total) {
-    const double limit = search_.limit;
+ private:
+  using Samples = std::vector<std::int64_t>;
+
+  BatchNeed learn(const Samples& samples, const BatchShape& shape) {
+    const Terms terms = terms_of(shape);
+    const auto [known, is_new] = known_.try_emplace(terms);
+    if (is_new) {
+      BatchNeed& need = known->second = search_.measure(samples);
+      error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
+      most_held_ = std::max(most_held_, need.peak);
+      if (!need.out_of_memory) {
+        bound_.add(terms, need.peak);
+      }
+    }
+    return known->second;
+  }
+
+  [[nodiscard]] SizeSearchOptions options(std::int64_t lower, std::int64_t upper,
+                                          Start start) const {
+    return {.start = start,
+            .upper = upper,
+            .lower = lower,
+            .circumstances = {.available = whole(search_.limit)}};
+  }
+
+  [[nodiscard]] Attempt attempt(std::int64_t size, const BatchNeed& need) const {
+    const bool fits = !need.out_of_memory && need.peak <= search_.limit;
+    return {.values = {size},
+            .outcome = fits ? OomKind::none : OomKind::host_memory,
+            .peak = whole(std::min(need.peak, kMostBytes)),
+            .requested = 0,
+            .available = whole(search_.limit)};
+  }
+
+  /// The largest size that fits, 0 for none, from sizes that grow only as far as those before
+  /// allow.
+  template <class Measure>
+  std::int64_t climb(std::int64_t first, std::int64_t last, const Measure& measure) {
+    SizeSearch sizes(options(first, std::max(first, last), Start::probe));
+    std::int64_t size = first;
+    for (int round = 0; round < kMostRounds; ++round) {
+      sizes.record(attempt(size, measure(size)));
+      if (sizes.finished()) {
+        break;
+      }
+      size = std::min(sizes.next(), whole(kGrowth * static_cast<double>(size)));
+    }
+    return sizes.best().value_or(0);
+  }
+
+  /// The batch of a total with the highest bound.
+  BatchNeed learn_highest(std::int64_t total) {
     const TrialBatches trial = search_.trial({batching::Cost::Kind::sum, total});
     const std::vector<double> needs = bounds_of(trial);
-    double most = most_expected(trial, needs);
-    const bool nearly = kUsed * limit <= most && most <= limit;
-    std::vector<std::size_t> order(needs.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, std::ranges::greater(),
-                             [&](std::size_t batch) { return needs[batch]; });
-    order.resize(std::min<std::size_t>(order.size(), nearly ? 4 : 1));
-    std::erase_if(order, [&](std::size_t b) { return known_.contains(terms_of(trial.shapes[b])); });
-    if (!order.empty() && near_ < kMostMeasured) {
-      bool out_of_memory = false;
-      double highest = 0.0;
-      for (const std::size_t batch : order) {
-        const BatchNeed need = learn(trial.batches[batch], terms_of(trial.shapes[batch]));
-        out_of_memory |= need.out_of_memory;
-        highest = std::max(highest, need.peak);
-      }
-      // Far below the limit, or where the need does not grow, one batch of each total is enough: a
-      // high floor (an optimizer's step) makes bounds high, and only larger totals lower them.
-      const bool is_flat = highest <= kFlat * least_;
-      const double growth = std::min(kGrowth, kAim * limit / highest);
-      if (!out_of_memory && (kGrowth * highest <= limit || (is_flat && growth >= kWorthGrowing))) {
-        return std::min(whole(growth * static_cast<double>(total)), everything_);
-      }
-      near_ += order.size();
-      if (!out_of_memory) {
-        return total;
-      }
-      most = std::max(most, 1.1 * limit);
+    if (needs.empty()) {
+      return {};
     }
-    return most <= limit ? larger(total, most, nearly) : smaller(total, most);
+    const auto highest = std::ranges::max_element(needs) - needs.begin();
+    return learn_batch(trial, static_cast<std::size_t>(highest));
+  }
+
+  BatchNeed learn_batch(const TrialBatches& trial, std::size_t batch) {
+    const auto samples = trial.batches[batch];
+    return learn({samples.begin(), samples.end()}, trial.shapes[batch]);
+  }
+
+  /// What the batches of a total can need, after those with the highest bounds were measured.
+  double most_needed(std::int64_t total) {
+    const TrialBatches trial = search_.trial({batching::Cost::Kind::sum, total});
+    for (;;) {
+      const std::vector<double> needs = bounds_of(trial);
+      std::vector<std::size_t> order(needs.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::ranges::stable_sort(order, std::ranges::greater(),
+                               [&](std::size_t batch) { return needs[batch]; });
+      order.resize(std::min<std::size_t>(order.size(), kChecked));
+      const auto unknown = std::ranges::find_if(order, [&](std::size_t batch) {
+        return !known_.contains(terms_of(trial.shapes[batch]));
+      });
+      const double most = most_expected(trial, needs);
+      if (unknown == order.end() || near_ >= kMostMeasured) {
+        return most;
+      }
+      ++near_;
+      const BatchNeed need = learn_batch(trial, *unknown);
+      if (need.out_of_memory || need.peak > search_.limit) {
+        return std::max({need.peak, most_expected(trial, bounds_of(trial)), kOver * search_.limit});
+      }
+    }
   }
 
   [[nodiscard]] std::vector<double> bounds_of(const TrialBatches& trial) const {
@@ -186,15 +219,15 @@ class TotalSearch {
   }
 
   // Epochs to come differ from these as these do from each other.
-  [[nodiscard]] double most_expected(const TrialBatches& trial,
-                                     const std::vector<double>& needs) const {
+  [[nodiscard]] static double most_expected(const TrialBatches& trial,
+                                            const std::vector<double>& needs) {
     std::map<std::size_t, double> of_epoch;
     for (std::size_t b = 0; b < needs.size(); ++b) {
       double& highest = of_epoch[trial.shapes[b].epoch];
       highest = std::max(highest, needs[b]);
     }
     if (of_epoch.empty()) {
-      return used_;
+      return 0;
     }
     const auto [least, most] =
         std::minmax_element(of_epoch.begin(), of_epoch.end(),
@@ -202,46 +235,20 @@ class TotalSearch {
     return std::isfinite(most->second) ? 2 * most->second - least->second : most->second;
   }
 
-  std::int64_t larger(std::int64_t total, double most, bool nearly) {
-    const double limit = search_.limit;
-    double growth = kGrowth;
-    if (most > used_ && good_ > 0) {  // as it grew before
-      growth = 1 + (kAim * limit - most) / (most - used_) *
-                       (1 - static_cast<double>(good_) / static_cast<double>(total));
-    }
-    growth = std::max(std::min(growth, kGrowth), kAim * limit / std::max(most, 1.0));
-    good_ = total;
-    used_ = most;
-    const std::int64_t ceiling = bad_ <= everything_ ? (good_ + bad_) / 2 : everything_;
-    // As a double: beyond 2^63 the product is no whole number.
-    const double grown = static_cast<double>(total) * growth;
-    const std::int64_t next = grown < static_cast<double>(ceiling) ? whole(grown) : ceiling;
-    return nearly || next <= good_ ? 0 : next;
-  }
-
-  std::int64_t smaller(std::int64_t total, double most) {
-    bad_ = total;
-    const std::int64_t next =
-        std::max({good_, whole(static_cast<double>(total) * kAim * search_.limit / most),
-                  (good_ + total) / 2});
-    return next <= good_ || next == bad_ ? 0 : next;
-  }
-
-  [[nodiscard]] FittedLimit result() const {
+  [[nodiscard]] FittedLimit result(std::int64_t total) const {
     check_argument(most_held_ > 1,
                    "the work held no memory on the device: it must be the one it runs on");
     std::set<double> totals;  // that did not run out of memory
     std::vector<MemorySample> samples;
     for (const auto& [terms, need] : known_) {
-      const double total = terms[kTotalTerm];
-      if (total > 0) {
-        samples.push_back({total, 0, need.peak, need.out_of_memory});
+      if (terms[kTotalTerm] > 0) {
+        samples.push_back({terms[kTotalTerm], 0, need.peak, need.out_of_memory});
         if (!need.out_of_memory) {
-          totals.insert(total);
+          totals.insert(terms[kTotalTerm]);
         }
       }
     }
-    FittedLimit fitted{batching::Cost::Kind::sum, good_, std::nullopt, error_};
+    FittedLimit fitted{batching::Cost::Kind::sum, total, std::nullopt, error_};
     if (totals.size() > 1) {
       fitted.model.emplace().fit(samples, SizeKind::size);
     }
@@ -253,12 +260,7 @@ class TotalSearch {
   std::map<Terms, BatchNeed> known_;
   double error_ = 0.0;      // by how much a batch needed more than its bound
   double most_held_ = 0.0;  // bytes
-  std::int64_t everything_ = 0;
-  std::int64_t good_ = 0;  // the largest total within the limit
-  std::int64_t bad_ = 0;   // the smallest total that is not
-  double used_ = 0.0;      // bytes, by batches of the total that is good
-  double least_ = std::numeric_limits<double>::infinity();  // bytes, by any batch
-  std::size_t near_ = 0;  // the number of batches that were measured near the limit
+  std::size_t near_ = 0;    // the number of batches that were measured near the limit
 };
 
 }  // namespace
@@ -322,11 +324,14 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
       }
       const BatchNeed need = measure(trial.batches[batch]);
       const double expected = model.safe_peak(n, length);
-      if (need.out_of_memory || need.peak > expected) {
+      const bool is_more = need.out_of_memory || need.peak > expected;
+      if (is_more) {
         fitted.error = std::max(fitted.error, need.peak / expected - 1);
+      }
+      if (is_more || trial.shapes[batch].longest > 0) {  // what empty samples need is no bound
         std::vector<MemorySample> samples = model.samples();
         samples.push_back({n, length, need.peak, need.out_of_memory});
-        model.fit(samples, SizeKind::batch);
+        model.fit(samples, SizeKind::batch, false);
       }
       if (need.out_of_memory || need.peak > limit) {
         over = need;
@@ -344,6 +349,7 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
       }
     }
   }
+  model.fit(std::vector(model.samples()), SizeKind::batch);
   fitted.error = std::max(fitted.error, model.margin());
 }
 
