@@ -31,7 +31,7 @@ using detail::SamplesBySize;
 using detail::TrialBatches;
 
 constexpr std::int64_t kMostSamples = std::int64_t{1} << 16;  // in a batch that is probed
-constexpr std::size_t kLengths = 32;                          // that represent those of a data set
+constexpr std::size_t kLengths = 12;                          // that represent those of a data set
 // A measurement may hold this many times the budget before it counts as out of memory.
 constexpr std::int64_t kBeyond = 2;
 // Measuring what an allocator loses between blocks: only batches above this share of the fullest

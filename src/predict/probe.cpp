@@ -10,7 +10,6 @@
 
 #include "check_argument.h"
 #include "number_text.h"
-#include "predict/frontier.h"
 #include "predict/phase_fit.h"
 #include "predict/probe_plan.h"
 #include "predict/sure_peak.h"
@@ -25,6 +24,8 @@ using Work = std::function<void(std::int64_t, std::int64_t)>;
 constexpr double kShareOfFree = 0.9;
 // How far a measurement may exceed a budget if no other is left: enough for twice as many samples.
 constexpr double kBeyond = 2;
+// The limit is reduced to this share where memory runs out below it.
+constexpr double kSmaller = 0.95;
 // A size nearer to the budget is worth a call if it is this many times the largest measured one.
 constexpr double kWorthACall = 1.02;
 
@@ -77,13 +78,13 @@ class Prober {
   [[nodiscard]] PeakSample measure(const Shape& shape) const {
     PeakSample sample = detail::sure_peak([&] { work_(shape.first, shape.second); },
                                           static_cast<std::int64_t>(limit()), collect_);
-    sample.base = with_base_ ? sample.base : 0;
     return sample;
   }
 
   /// A model from a few of the sizes, spread over the range, small ones first.
-  [[nodiscard]] MemoryModel spread(std::vector<Shape> sizes, std::int64_t probes) const {
-    detail::ProbePlan plan(std::move(sizes), kind_, probes);
+  [[nodiscard]] MemoryModel spread(std::vector<Shape> sizes, std::int64_t probes,
+                                   std::size_t more = 0) const {
+    detail::ProbePlan plan(std::move(sizes), kind_, probes, more);
     // The first call creates what later ones reuse: kernels, workspaces, an optimizer's state.
     const PeakSample warm_up = measure(plan.smallest());
     TORCH_CHECK_WITH(OutOfMemoryError, !warm_up.out_of_memory,
@@ -94,10 +95,15 @@ class Prober {
                      " of which were held before, and ", limit_text(), " are allowed");
     TORCH_CHECK_VALUE(warm_up.peak > 0, "the work held no memory on ", device_,
                       ": device must be the one that it runs on");
-    while (const auto shape = plan.next(limit(), limit(kBeyond))) {
+    // An accelerator's allocator reserves more than tensors hold, and the limit may apply to what
+    // it reserves: running out of memory below the limit shows it.
+    double share = 1;
+    while (const auto shape = plan.next(share * limit(), limit(kBeyond))) {
       const PeakSample sample = measure(*shape);
-      plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
-               sample.out_of_memory, static_cast<double>(sample.base));
+      share *= sample.out_of_memory && static_cast<double>(sample.peak) <= limit() ? kSmaller : 1;
+      const std::int64_t held = device_.is_cpu() ? sample.base : sample.start;
+      plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(held),
+               sample.out_of_memory, static_cast<double>(with_base_ ? sample.base : 0));
     }
     check_enough(plan.samples(), plan.smallest(), warm_up);
     MemoryModel model;
@@ -184,51 +190,21 @@ MemoryModel probe_memory(const std::function<void(std::int64_t, std::int64_t)>& 
 MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>& work,
                           const std::vector<std::int64_t>& lengths, std::int64_t most,
                           const ProbeOptions& options) {
-  constexpr std::size_t kSpreadLengths = 5;
   constexpr std::int64_t kFewest = 4;  // numbers of samples go up to this at least
-  constexpr int kMostAtTheLimit = 16;
-  constexpr double kLeastCaution = 0.02;
-  constexpr double kMostCaution = 0.25;
-  constexpr double kSmaller = 0.95;
+  constexpr double kStep = 1.35;       // from one number to the next
+  constexpr std::size_t kMostNearTheLimit = 16;
   detail::check_argument(!lengths.empty() && most >= 1,
                          "lengths must not be empty, and most must be positive, got ",
                          lengths.size(), " lengths and ", most);
-  std::vector<std::int64_t> ascending = lengths;
-  std::sort(ascending.begin(), ascending.end());
   std::vector<Shape> shapes;
-  for (std::size_t i = 0; i < kSpreadLengths; ++i) {
-    const std::int64_t length = ascending[i * (ascending.size() - 1) / (kSpreadLengths - 1)];
-    for (std::int64_t n = 1; n <= std::max(most, kFewest); n *= 2) {
-      shapes.emplace_back(n, length);
+  for (double n = 1; n <= static_cast<double>(std::max(most, kFewest)); n = std::ceil(kStep * n)) {
+    for (const std::int64_t length : lengths) {
+      shapes.emplace_back(static_cast<std::int64_t>(n), length);
     }
   }
   // Without the base: a limit that proves to be too large is lowered by shares of the whole.
-  const Prober prober(work, SizeKind::batch, options, false);
-  MemoryModel model = prober.spread(std::move(shapes), options.probes);
-  double caution = std::clamp(model.error().worst, kLeastCaution, kMostCaution);
-  // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may
-  // apply to what it reserves: running out of memory below the limit shows it.
-  double limit = prober.limit();
-  for (int i = 0; i < kMostAtTheLimit; ++i) {
-    const auto shape = detail::next_at_the_limit(model, ascending, most, limit, caution);
-    if (!shape) {
-      break;
-    }
-    const auto n = static_cast<double>(shape->first);
-    const auto length = static_cast<double>(shape->second);
-    const double expected = model.peak(n, length);
-    const PeakSample sample = prober.measure(*shape);
-    std::vector<MemorySample> samples = model.samples();
-    samples.push_back(memory_sample(*shape, sample));
-    model.fit(samples, SizeKind::batch, false);
-    if (sample.out_of_memory && expected <= limit) {
-      limit *= kSmaller;
-    }
-    const double surprise = std::abs(samples.back().peak / expected - 1);
-    caution = std::clamp(2 * surprise, kLeastCaution, kMostCaution);
-  }
-  model.fit(std::vector<MemorySample>(model.samples()), SizeKind::batch);
-  return model;
+  return Prober(work, SizeKind::batch, options, false)
+      .spread(std::move(shapes), options.probes, kMostNearTheLimit);
 }
 
 }  // namespace brim

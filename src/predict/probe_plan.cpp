@@ -10,13 +10,17 @@
 namespace brim::detail {
 namespace {
 
+// A gain that is less than this share is not worth one of the further measurements.
+constexpr double kUnused = 0.03;
+
 double log_range(std::int64_t low, std::int64_t high) {
   return std::log(static_cast<double>(high) / static_cast<double>(low));
 }
 
 }  // namespace
 
-ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes)
+ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes,
+                     std::size_t more)
     : candidates_(std::move(candidates)), kind_(kind) {
   const auto least = static_cast<std::int64_t>(least_shapes(kind));
   check_argument(probes >= least, "probes must be ", least, " or more, got ", probes);
@@ -39,6 +43,8 @@ ProbePlan::ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t 
     most_ = {std::max(most_.first, shape.first), std::max(most_.second, shape.second)};
   }
   probes_ = std::min(static_cast<std::size_t>(probes), candidates_.size());
+  // A high floor hides growth, so that each size may be only little larger than the one before.
+  more_ = kind == SizeKind::size ? probes_ : more;
 }
 
 /// How far a shape is on the way from the smallest to the largest, by n L² on a logarithmic scale.
@@ -71,51 +77,76 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) con
   if (samples_.empty()) {
     return smallest();
   }
-  // A high floor hides growth, so that each size may be only little larger than the one before.
   const bool planned = samples_.size() < probes_;
-  const bool climbs = kind_ == SizeKind::size && samples_.size() < 2 * probes_;
-  if (!planned && !climbs) {
+  if (samples_.size() >= probes_ + more_) {
     return std::nullopt;
   }
   constexpr double kRounded = 1e-9;
   const double reach =
-      planned ? static_cast<double>(samples_.size()) / static_cast<double>(probes_ - 1) + kRounded
-              : 1 + kRounded;
+      kRounded +
+      (planned ? static_cast<double>(samples_.size()) / static_cast<double>(probes_ - 1) : 1.0);
   std::optional<Shape> widest;
   std::optional<Shape> cheapest;
+  std::optional<Shape> owed;
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
   double gap = kNothing;
+  double lowest = std::numeric_limits<double>::infinity();
   for (const Shape& shape : candidates_) {
     const auto least = least_need(shape);
-    if (!least || (!planned && shape.first <= largest_)) {
+    if (!least || (!planned && kind_ == SizeKind::size && shape.first <= largest_)) {
       continue;
     }
-    const double need = start_ + bound_.at(shape_terms(static_cast<double>(shape.first),
-                                                       static_cast<double>(shape.second), kind_));
+    const auto n = static_cast<double>(shape.first);
+    const auto length = static_cast<double>(shape.second);
+    const double need =
+        model_ ? model_->safe_peak(n, length) : held_ + bound_.at(shape_terms(n, length, kind_));
+    const double expected = model_ ? std::max(model_->peak(n, length), *least) : *least;
+    const bool is_within =
+        need <= limit || (model_ && need <= beyond && (1 + kUnused) * expected <= limit);
+    if (!is_within) {
+      // A sample is left out only if one was measured to be too large.
+      const bool alone = more_ > 0 && kind_ == SizeKind::batch && shape.first == 1;
+      if (alone && !planned && expected <= limit && (!owed || shape > *owed)) {
+        owed = shape;
+      }
+      if (need < lowest && ((need < beyond && (planned || model_)) || alone)) {
+        lowest = need;
+        cheapest = shape;
+      }
+      continue;
+    }
     // Of those that come later, the first; last of all those that show nothing new.
-    const bool is_new = need > (1 + kRounding) * *least;
-    const double here = !is_new ? kNothing : place(shape) <= reach ? need - *least : -place(shape);
-    if (need <= limit && (!widest || here > gap)) {
+    const bool is_new = need > (1 + (model_ ? kUnused : kRounding)) * expected;
+    const double here = !is_new                 ? kNothing
+                        : place(shape) <= reach ? need - expected
+                                                : -place(shape);
+    if (!widest || here > gap) {
       gap = here;
       widest = shape;
     }
-    if (need > limit && need < beyond) {
-      beyond = need;
-      cheapest = shape;
-    }
   }
-  return planned && cheapest && gap == kNothing ? cheapest : widest;
+  if (owed) {
+    return owed;
+  }
+  if (gap == kNothing) {
+    return cheapest || !planned ? cheapest : widest;
+  }
+  return widest;
 }
 
-void ProbePlan::add(const Shape& shape, double peak, double start, bool out_of_memory,
-                    double base) {
+void ProbePlan::add(const Shape& shape, double peak, double held, bool out_of_memory, double base) {
   const auto n = static_cast<double>(shape.first);
   const auto length = static_cast<double>(shape.second);
   samples_.push_back({n, length, peak, out_of_memory, base});
-  start_ = std::max(start_, start);
+  held_ = std::max(held_, held);
   if (!out_of_memory) {
     largest_ = std::max(largest_, shape.first);
-    bound_.add(shape_terms(n, length, kind_), std::max(peak - start, 1.0));
+    bound_.add(shape_terms(n, length, kind_), std::max(peak - held, 1.0));
+  }
+  const auto measured = std::ranges::count(samples_, false, &MemorySample::out_of_memory);
+  if (kind_ == SizeKind::batch && more_ > 0 && samples_.size() >= probes_ &&
+      std::cmp_greater_equal(measured, least_shapes(kind_))) {
+    model_.emplace().fit(samples_, kind_, false);
   }
 }
 

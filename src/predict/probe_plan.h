@@ -19,7 +19,10 @@ class BRIM_API ProbePlan {
 
   /// @throws std::invalid_argument if there are too few different candidates, one is not positive,
   ///     or `probes` is too few for a fit.
-  ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes);
+  /// @param more batches to measure after these at most, where bounds leave much of the limit
+  /// unused.
+  ProbePlan(std::vector<Shape> candidates, SizeKind kind, std::int64_t probes,
+            std::size_t more = 0);
 
   [[nodiscard]] const Shape& smallest() const { return candidates_.front(); }
 
@@ -32,9 +35,9 @@ class BRIM_API ProbePlan {
   [[nodiscard]] std::optional<Shape> next(double limit, double beyond = 0) const;
 
   /// Takes in a measurement.
-  /// @param start what was held before the work began.
-  /// @param base what of that was held all the time.
-  void add(const Shape& shape, double peak, double start, bool out_of_memory, double base = 0);
+  /// @param held what was held beside the work, as far as is known: it does not grow.
+  /// @param base what the sample says of that.
+  void add(const Shape& shape, double peak, double held, bool out_of_memory, double base = 0);
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return samples_; }
 
@@ -47,10 +50,12 @@ class BRIM_API ProbePlan {
   Shape most_;
   SizeKind kind_;
   std::size_t probes_;
+  std::size_t more_;
   std::vector<MemorySample> samples_;
-  std::int64_t largest_ = 0;  // n of what was measured
-  NeedBound bound_;           // of what the work itself held
-  double start_ = 0;          // the most that was held before it began
+  std::int64_t largest_ = 0;          // n of what was measured
+  NeedBound bound_;                   // of what the work itself held
+  double held_ = 0;                   // the most that was held beside it
+  std::optional<MemoryModel> model_;  // after the first `probes`
 };
 
 }  // namespace brim::detail

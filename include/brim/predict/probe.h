@@ -49,9 +49,8 @@ BRIM_API MemoryModel probe_memory(const std::function<void(std::int64_t, std::in
                                   const std::vector<std::pair<std::int64_t, std::int64_t>>& sizes,
                                   const ProbeOptions& options = {});
 
-/// The same, for batches that come as close to the budget as possible. After `probes` batches
-/// spread over the range, it measures up to 16 near the budget, at the lengths for which the model
-/// leaves most of it unused.
+/// The same, for batches that come as close to the budget as possible. After `probes` batches it
+/// measures up to 16 near the budget, where bounds leave most of it unused.
 /// @param lengths those of the samples, or some that represent them: the shortest, the longest and
 ///     a few dozen in between.
 /// @param most the number of samples that a batch may have.

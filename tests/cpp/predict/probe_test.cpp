@@ -11,9 +11,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <new>
+#include <random>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -241,6 +243,48 @@ TEST(ProbePlan, ManyStepsLeadToTheLargestSizeWhereAFloorHidesGrowth) {
   sizes.erase(sizes.begin(), sizes.begin() + 63);
   ProbePlan narrow(sizes, SizeKind::size, 7);  // each at most 1.06 times the one before
   EXPECT_EQ(follow(narrow, need, 6e6).shapes.size(), 14U) << "not for as long as it takes";
+}
+
+TEST(ProbePlan, FurtherBatchesLeaveLittleOfTheLimitUnusedAndNoneOverIt) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> unit(0, 1);
+  std::vector<std::int64_t> ns{1};
+  while (ns.back() < 2000) {
+    ns.push_back(ns.back() + (ns.back() + 2) / 3);
+  }
+  std::vector<double> used;
+  for (int round = 0; round < 30; ++round) {
+    const double held = 1e6 * (1 + 9 * unit(random));
+    const double floor = held * (1 + unit(random));
+    const double per_sample = unit(random) < 0.5 ? 0 : std::pow(2, 8 + 8 * unit(random));
+    const double per_token = std::pow(2, 6 + 6 * unit(random));
+    const double per_pair = unit(random) < 0.5 ? 0 : std::pow(2, 2 + 4 * unit(random));
+    const auto need = [&](double n, double l) {
+      return std::max({floor, held + per_sample * n + per_token * n * l,
+                       held + per_token * n * l / 2 + per_pair * n * l * l});
+    };
+    const double limit = std::max(3e7, 1.05 * need(1, 512));
+    ProbePlan plan(grid(ns, kLengths), SizeKind::batch, 7, 16);
+    while (const auto shape = plan.next(limit, 2 * limit)) {
+      const auto bytes =
+          need(static_cast<double>(shape->first), static_cast<double>(shape->second));
+      plan.add(*shape, std::min(bytes, 2 * limit), 0, bytes > 2 * limit);
+    }
+    MemoryModel model;
+    model.fit(plan.samples(), SizeKind::batch, false);
+    for (const std::int64_t whole : kLengths) {
+      const auto length = static_cast<double>(whole);
+      const auto n = static_cast<double>(model.largest_batch(length, limit));
+      ASSERT_GE(n, 1) << "a sample that fits is left out";
+      ASSERT_LE(need(n, length), limit);
+      if (n < 2000) {
+        used.push_back(need(n, length) / std::max(limit - per_sample - per_token * length, floor));
+      }
+    }
+  }
+  std::sort(used.begin(), used.end());
+  EXPECT_GT(used[used.size() / 2], 0.95);
+  EXPECT_GT(used[used.size() / 20], 0.8);
 }
 
 TEST(ProbePlan, WrongCandidatesAreNamed) {
