@@ -75,6 +75,8 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
       chosen.push_back(by_length[i]);
     }
   }
+  // Short ones first: the first one that is too long excludes all that are longer.
+  std::ranges::stable_sort(chosen, {}, [&](std::size_t batch) { return shapes[batch].longest; });
   return chosen;
 }
 
@@ -305,12 +307,26 @@ std::size_t SamplesBySize::end_of(std::int64_t size) const {
 void FitSearch::check_padded(FittedLimit& fitted) const {
   MemoryModel& model = *fitted.model;
   std::set<std::pair<double, double>> measured;
+  const auto learn = [&](std::span<const std::int64_t> batch, const BatchShape& shape) {
+    const double length = std::max(shape.longest, 1.0);
+    const BatchNeed need = measure(batch);
+    const double expected = model.safe_peak(shape.count, length);
+    const bool is_more = need.out_of_memory || need.peak > expected;
+    fitted.error = std::max(fitted.error, is_more ? need.peak / expected - 1 : 0.0);
+    if (is_more || shape.longest > 0) {  // what empty samples need is no bound
+      std::vector<MemorySample> samples = model.samples();
+      samples.push_back({shape.count, length, need.peak, need.out_of_memory});
+      model.fit(samples, SizeKind::batch, false);
+    }
+    return need;
+  };
   double smaller = kSmallerLimit;  // for a limit that was too large by an unknown amount
   for (int round = 0; round < kMostRounds; ++round) {
     const TrialBatches trial = this->trial(fitted);
     if (trial.shapes.empty()) {
       break;
     }
+    const std::size_t known = measured.size();
     std::size_t spread = 0;
     if (measured.size() < kMostMeasured) {
       spread = std::max(model.margin(), fitted.error) > kNoisy ? 16 : 8;
@@ -322,24 +338,24 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
       if (!measured.emplace(n, length).second) {
         continue;
       }
-      const BatchNeed need = measure(trial.batches[batch]);
-      const double expected = model.safe_peak(n, length);
-      const bool is_more = need.out_of_memory || need.peak > expected;
-      if (is_more) {
-        fitted.error = std::max(fitted.error, need.peak / expected - 1);
-      }
-      if (is_more || trial.shapes[batch].longest > 0) {  // what empty samples need is no bound
-        std::vector<MemorySample> samples = model.samples();
-        samples.push_back({n, length, need.peak, need.out_of_memory});
-        model.fit(samples, SizeKind::batch, false);
-      }
+      const BatchNeed need = learn(trial.batches[batch], trial.shapes[batch]);
       if (need.out_of_memory || need.peak > limit) {
         over = need;
+        // Whether the samples are too many or too long: if one does not fit, no longer one does.
+        const auto longest = std::ranges::max(trial.batches[batch], {}, [&](std::int64_t sample) {
+          return sizes[static_cast<std::size_t>(sample)];
+        });
+        if (n > 1 && measured.emplace(1, length).second) {
+          learn({&longest, 1}, {.count = 1, .longest = length});
+        }
         break;  // the remaining batches will not be made
       }
     }
+    if (!over && (measured.size() == known || measured.size() >= kMostMeasured)) {
+      break;  // else what was learned has changed the batches
+    }
     if (!over) {
-      break;
+      continue;
     }
     if (measured.size() >= kMostMeasured / 2) {  // learning alone is not enough
       const double share = std::clamp(limit / over->peak, 1 / kGrowth, smaller);

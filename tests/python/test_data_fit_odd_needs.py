@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,20 @@ def test_a_need_that_grows_faster_than_any_term_stays_within_the_budget(held: in
             LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + room, "cpu", shuffle=True
         )
     assert max(shares_used(made, LENGTHS, bytes_of, room)) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:the sizes of the samples|.*are left out, over budget")
+def test_long_samples_that_need_far_more_do_not_make_batches_over_the_budget(held: int) -> None:
+    dice = random.Random(1)
+    lengths = [min(max(int(dice.lognormvariate(4, 0.6)), 8), 400) for _ in range(800)]
+
+    def bytes_of(lengths: list[int]) -> float:
+        return 1000 + (300_000 if max(lengths) > 100 else 3000) * len(lengths)
+
+    made = PackedBatchSampler.fit(
+        lengths, made_of_bytes(bytes_of), lengths, held + 2**20, "cpu", shuffle=True
+    )
+    assert max(shares_used(made, lengths, bytes_of, 2**20)) <= 1
 
 
 def test_empty_samples_do_not_stand_for_others(held: int) -> None:
