@@ -22,7 +22,9 @@ namespace {
 constexpr std::size_t kEpochs = 4;
 constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs together
 constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
-constexpr int kMostRounds = 48;             // of making a batching and measuring its batches
+constexpr double kStep = 1.5;  // from one single sample to the next: a larger one hides jumps
+constexpr std::size_t kMostAtCliffs = 16;  // single samples, to find where the need jumps
+constexpr int kMostRounds = 48;            // of making a batching and measuring its batches
 constexpr double kNoisy = 0.01;      // a model with a larger margin is checked on more batches
 constexpr double kGrowth = 2.0;      // the most by which a limit changes at once
 constexpr double kUsed = 0.96;       // of the budget: a total that uses it is large enough
@@ -304,8 +306,62 @@ std::size_t SamplesBySize::end_of(std::int64_t size) const {
                                   sizes.begin());
 }
 
+void FitSearch::learn_alone(MemoryModel& model) const {
+  std::vector<std::int64_t> lengths = by_size.sizes;
+  std::erase(lengths, 0);  // what empty samples need is no bound
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  const auto between = [&](double low, double high) {
+    const auto first = std::ranges::upper_bound(lengths, low);
+    return std::span<const std::int64_t>(first,
+                                         std::max(first, std::ranges::lower_bound(lengths, high)));
+  };
+  std::size_t at_cliffs = 0;
+  for (;;) {
+    std::set<double> alone{0.0};
+    double fails = std::numeric_limits<double>::infinity();
+    for (const MemorySample& sample : model.samples()) {
+      if (sample.n == 1 && (sample.out_of_memory || sample.peak > limit)) {
+        fails = std::min(fails, sample.length);
+      } else if (sample.n == 1) {
+        alone.insert(sample.length);
+      }
+    }
+    alone.erase(alone.lower_bound(fails), alone.end());
+    std::optional<std::int64_t> length;
+    if (const auto open = between(*alone.rbegin(), fails); std::isfinite(fails) && !open.empty()) {
+      length = open[open.size() / 2];
+    }
+    for (auto low = alone.begin(); !length && low != alone.end(); ++low) {
+      const auto open = between(*low, std::next(low) == alone.end() ? fails : *std::next(low));
+      const auto near = between(*low, kStep * *low);
+      if (!open.empty() && near.size() < open.size()) {
+        length = near.empty() ? open.front() : near.back();
+      } else if (!open.empty() && std::next(low) == alone.end()) {
+        length = open.back();
+      }
+    }
+    for (const auto& [low, high] : model.cliffs()) {
+      if (const auto inside = between(low, std::min(high, fails));
+          !length && !inside.empty() && at_cliffs < kMostAtCliffs) {
+        ++at_cliffs;
+        length = inside[inside.size() / 2];
+      }
+    }
+    if (!length) {
+      return;
+    }
+    const BatchNeed need = measure({&by_size.indices[by_size.end_of(*length) - 1], 1});
+    std::vector<MemorySample> samples = model.samples();
+    samples.push_back({1, static_cast<double>(*length),
+                       need.out_of_memory ? std::max(need.peak, kOver * limit) : need.peak,
+                       need.out_of_memory});
+    model.fit(samples, SizeKind::batch, false);
+  }
+}
+
 void FitSearch::check_padded(FittedLimit& fitted) const {
   MemoryModel& model = *fitted.model;
+  learn_alone(model);
   std::set<std::pair<double, double>> measured;
   const auto learn = [&](std::span<const std::int64_t> batch, const BatchShape& shape) {
     const double length = std::max(shape.longest, 1.0);
@@ -341,13 +397,6 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
       const BatchNeed need = learn(trial.batches[batch], trial.shapes[batch]);
       if (need.out_of_memory || need.peak > limit) {
         over = need;
-        // Whether the samples are too many or too long: if one does not fit, no longer one does.
-        const auto longest = std::ranges::max(trial.batches[batch], {}, [&](std::int64_t sample) {
-          return sizes[static_cast<std::size_t>(sample)];
-        });
-        if (n > 1 && measured.emplace(1, length).second) {
-          learn({&longest, 1}, {.count = 1, .longest = length});
-        }
         break;  // the remaining batches will not be made
       }
     }

@@ -61,8 +61,12 @@ struct BRIM_API FitSearch {
   const MeasureBatch& measure;
   const MakeBatching& make;
 
-  /// Measures extreme batches under `fitted.model`, which learns from those that need more than it
-  /// allows, and sets `fitted.maximum`.
+  /// Measures single samples, which the model learns, until it is known up to which length they
+  /// fit, and between which lengths of samples the need jumps.
+  void learn_alone(MemoryModel& model) const;
+
+  /// Measures single samples, then extreme batches under `fitted.model`, which learns from those
+  /// that need more than it allows, and sets `fitted.maximum`.
   void check_padded(FittedLimit& fitted) const;
 
   /// The largest total for which no batch can need more than the limit; 0 if not even the smallest

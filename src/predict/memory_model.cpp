@@ -2,8 +2,10 @@
 #include <brim/predict/memory_model.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -22,6 +24,7 @@ using detail::shape_terms;
 using detail::text;
 
 constexpr std::size_t kMostRefits = 16;
+constexpr double kCliff = 1;  // the least share above the bound
 
 /// n L² of anything larger could overflow.
 void check_magnitude(const char* name, double value) {
@@ -161,7 +164,6 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
   // may be larger where nothing was measured. One to more than twice is a cliff: from there on the
   // measurement itself holds, and says nothing about what lies before it.
   constexpr double kTimesTheJump = 1.5;
-  constexpr double kCliff = 1;
   double jump = 0;
   for (const MemorySample& sample : state_.samples) {
     jump = std::max(jump, (sample.peak - base_) / bound(sample.n, sample.length) - 1);
@@ -170,21 +172,62 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
 }
 
 void MemoryModel::learn() {
-  bound_ = {};
-  envelope_.clear();
   base_ = std::ranges::min(state_.samples, {}, &MemorySample::base).base;
+  envelope_.clear();
+  std::vector<MemorySample> ascending;
   for (const MemorySample& sample : state_.samples) {
-    if (!sample.out_of_memory) {
-      bound_.add(shape_terms(sample.n, sample.length, state_.kind),
-                 std::max(sample.peak - base_, 1.0));
-    }
     envelope_.push_back(least(sample.n, sample.length));
+    ascending.push_back(sample);
+    ascending.back().peak = std::max(sample.peak - base_, 1.0);
   }
+  std::ranges::sort(ascending, {}, [](const MemorySample& s) { return std::array{s.length, s.n}; });
+  const double fewest = std::ranges::min(ascending, {}, &MemorySample::n).n;
+  ranges_.assign(1, {});
+  const auto add = [&](const MemorySample& sample) {
+    if (!sample.out_of_memory) {
+      ranges_.back().bound.add(shape_terms(sample.n, sample.length, state_.kind), sample.peak);
+    }
+  };
+  // Only the fewest samples tell: what more of them need may have jumped at their number.
+  double last = 0;
+  std::vector<MemorySample> between;  // the last one and the next one of the fewest samples
+  for (const MemorySample& sample : ascending) {
+    if (state_.kind == SizeKind::batch && sample.n != fewest) {
+      between.push_back(sample);
+      continue;
+    }
+    const double allowed =
+        last > 0 ? bound(sample.n, sample.length) : std::numeric_limits<double>::infinity();
+    if (sample.peak > (1 + kCliff) * allowed) {
+      std::erase_if(between, [&](const MemorySample& s) { return s.length > last; });
+      std::ranges::for_each(between, add);
+      ranges_.push_back({last, sample.length, {}});
+    } else {
+      std::ranges::for_each(between, add);
+    }
+    between.clear();
+    add(sample);
+    last = sample.length;
+  }
+  std::ranges::for_each(between, add);
 }
 
-/// The most that any phase can hold beyond base_.
+/// The most that any phase can hold beyond base_. It does not fall from one range to the next.
 double MemoryModel::bound(double n, double length) const {
-  return bound_.at(shape_terms(n, length, state_.kind));
+  double result = 0;
+  for (std::size_t i = 0; i < ranges_.size() && (i == 0 || length > ranges_[i].after); ++i) {
+    const double end = i + 1 < ranges_.size() ? std::min(length, ranges_[i + 1].after) : length;
+    result = std::max(result, ranges_[i].bound.at(shape_terms(n, end, state_.kind)));
+  }
+  return result;
+}
+
+std::vector<std::pair<double, double>> MemoryModel::cliffs() const {
+  std::vector<std::pair<double, double>> result;
+  for (std::size_t i = 1; i < ranges_.size(); ++i) {
+    result.emplace_back(ranges_[i].after, ranges_[i].from);
+  }
+  return result;
 }
 
 /// What a size that is not larger needed.

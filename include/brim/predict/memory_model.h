@@ -110,6 +110,11 @@ class BRIM_API MemoryModel {
   /// is not of this kind.
   [[nodiscard]] double margin() const { return state_.margin; }
 
+  /// Pairs of lengths that were measured with the fewest samples: from one to the other the need
+  /// grows to more than twice what any program of this kind could need. Above the shorter one,
+  /// nothing that was measured below counts.
+  [[nodiscard]] std::vector<std::pair<double, double>> cliffs() const;
+
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return state_.samples; }
 
   /// "1", "nL", "nL²", "n", "L", "L²", or "1", "s", "s²".
@@ -128,7 +133,12 @@ class BRIM_API MemoryModel {
   [[nodiscard]] std::int64_t largest(double length, double bytes) const;
 
   MemoryModelState state_;
-  NeedBound bound_;               // of what the work needs beyond base_
+  struct Range {
+    double after = 0;  // the longest length before
+    double from = 0;   // the shortest length that was measured in it
+    NeedBound bound;   // of what the work needs beyond base_, from the samples in it
+  };
+  std::vector<Range> ranges_;     // of lengths, between cliffs
   double base_ = 0;               // bytes that all samples held all the time
   std::vector<double> envelope_;  // of each sample: the most that it or a smaller one needed
 };
