@@ -73,6 +73,33 @@ std::optional<double> ProbePlan::least_need(const Shape& shape) const {
   return least;
 }
 
+/// One sample that is longer than all that fit: the longest, and from the first that is too long on
+/// one of medium length. So a sample is left out only if one was measured to be too long, and goes
+/// into a batch only if one as long fitted.
+std::optional<ProbePlan::Shape> ProbePlan::next_alone(double limit) const {
+  double fits = 0;
+  for (const MemorySample& sample : samples_) {
+    const bool is_over = sample.out_of_memory || sample.peak > limit;
+    fits = is_over ? fits : std::max(fits, sample.length);
+  }
+  std::vector<Shape> open;
+  bool fails = false;
+  for (const Shape& shape : candidates_) {
+    if (kind_ == SizeKind::batch && shape.first == 1 && static_cast<double>(shape.second) > fits) {
+      const auto least = least_need(shape);
+      const bool is_open = least && *least <= limit;
+      fails = fails || !is_open;
+      if (is_open) {
+        open.push_back(shape);
+      }
+    }
+  }
+  if (open.empty()) {
+    return std::nullopt;
+  }
+  return fails ? open[open.size() / 2] : open.back();
+}
+
 std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) const {
   if (samples_.empty()) {
     return smallest();
@@ -81,13 +108,15 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) con
   if (samples_.size() >= probes_ + more_) {
     return std::nullopt;
   }
+  if (const auto shape = planned ? std::nullopt : next_alone(limit)) {
+    return shape;
+  }
   constexpr double kRounded = 1e-9;
   const double reach =
       kRounded +
       (planned ? static_cast<double>(samples_.size()) / static_cast<double>(probes_ - 1) : 1.0);
   std::optional<Shape> widest;
   std::optional<Shape> cheapest;
-  std::optional<Shape> owed;
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
   double gap = kNothing;
   double lowest = std::numeric_limits<double>::infinity();
@@ -104,11 +133,7 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) con
     const bool is_within =
         need <= limit || (model_ && need <= beyond && (1 + kUnused) * expected <= limit);
     if (!is_within) {
-      // A sample is left out only if one was measured to be too large.
       const bool alone = more_ > 0 && kind_ == SizeKind::batch && shape.first == 1;
-      if (alone && !planned && expected <= limit && (!owed || shape > *owed)) {
-        owed = shape;
-      }
       if (need < lowest && ((need < beyond && (planned || model_)) || alone)) {
         lowest = need;
         cheapest = shape;
@@ -124,9 +149,6 @@ std::optional<ProbePlan::Shape> ProbePlan::next(double limit, double beyond) con
       gap = here;
       widest = shape;
     }
-  }
-  if (owed) {
-    return owed;
   }
   if (gap == kNothing) {
     return cheapest || !planned ? cheapest : widest;

@@ -43,6 +43,7 @@ class BRIM_API ProbePlan {
 
  private:
   [[nodiscard]] double place(const Shape& shape) const;
+  [[nodiscard]] std::optional<Shape> next_alone(double limit) const;
   [[nodiscard]] std::optional<double> least_need(const Shape& shape) const;
 
   std::vector<Shape> candidates_;

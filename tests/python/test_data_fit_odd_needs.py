@@ -91,6 +91,28 @@ def test_long_samples_that_need_far_more_do_not_make_batches_over_the_budget(hel
     assert max(shares_used(made, lengths, bytes_of, 2**20)) <= 1
 
 
+@pytest.mark.filterwarnings("ignore:the sizes of the samples|.*are left out, over budget")
+@pytest.mark.parametrize("of_each", [False, True])
+@pytest.mark.parametrize("cut", [20, 100, 150, 230])
+@pytest.mark.parametrize("jump", [20, 1.5, 0.9, 0.1, 0.03])
+def test_a_need_that_jumps_at_a_length_leaves_out_only_samples_that_do_not_fit(
+    jump: float, cut: int, of_each: bool, held: int
+) -> None:
+    dice = random.Random(0)
+    lengths = [min(max(int(dice.lognormvariate(4, 0.6)), 8), 400) for _ in range(800)]
+    room = 2**20
+
+    def bytes_of(lengths: list[int]) -> float:
+        jumps = len(lengths) if of_each else 1
+        return 1000 + 3000 * len(lengths) + (jump * room * jumps if max(lengths) > cut else 0)
+
+    made = PackedBatchSampler.fit(
+        lengths, made_of_bytes(bytes_of), lengths, held + room, "cpu", shuffle=True
+    )
+    assert max(shares_used(made, lengths, bytes_of, room)) <= 1
+    assert made.report().batched == sum(bytes_of([length]) <= room for length in lengths)
+
+
 def test_empty_samples_do_not_stand_for_others(held: int) -> None:
     lengths = [0] * 50 + LENGTHS
 

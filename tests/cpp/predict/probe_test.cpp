@@ -287,6 +287,24 @@ TEST(ProbePlan, FurtherBatchesLeaveLittleOfTheLimitUnusedAndNoneOverIt) {
   EXPECT_GT(used[used.size() / 20], 0.8);
 }
 
+TEST(ProbePlan, ASampleThatIsTooLongIsMeasuredAloneAndLittleThatIsLonger) {
+  const auto need = [](double n, double l) { return 1e6 + (l > 100 ? 1e9 : 1e4) * n; };
+  std::vector<std::int64_t> ns{1};
+  while (ns.back() < 2000) {
+    ns.push_back(ns.back() + (ns.back() + 2) / 3);
+  }
+  ProbePlan plan(grid(ns, kLengths), SizeKind::batch, 7, 16);
+  while (const auto shape = plan.next(1e8, 2e8)) {
+    const auto bytes = need(static_cast<double>(shape->first), static_cast<double>(shape->second));
+    plan.add(*shape, bytes, 0, bytes > 2e8);
+  }
+  MemoryModel model;
+  model.fit(plan.samples(), SizeKind::batch, false);
+  EXPECT_GE(model.largest_batch(100, 1e8), 1000);
+  EXPECT_EQ(model.largest_batch(128, 1e8), 0);
+  EXPECT_LE(std::ranges::count_if(plan.samples(), [](const auto& s) { return s.peak > 1e8; }), 9);
+}
+
 TEST(ProbePlan, WrongCandidatesAreNamed) {
   using Error = std::invalid_argument;
   const auto plan = [](Shapes shapes, SizeKind kind, std::int64_t probes) {
