@@ -22,14 +22,14 @@ namespace {
 constexpr std::size_t kEpochs = 4;
 constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs together
 constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
-constexpr double kStep = 1.5;  // from one single sample to the next: a larger one hides jumps
-constexpr std::size_t kMostAtCliffs = 16;  // single samples, to find where the need jumps
-constexpr int kMostRounds = 48;            // of making a batching and measuring its batches
-constexpr double kNoisy = 0.01;      // a model with a larger margin is checked on more batches
-constexpr double kGrowth = 2.0;      // the most by which a limit changes at once
-constexpr double kUsed = 0.96;       // of the budget: a total that uses it is large enough
-constexpr double kOver = 1.01;       // of the budget, at least: what ran out of memory needs
-constexpr std::size_t kChecked = 4;  // batches with the highest bounds are measured
+constexpr double kHidden = 4;  // between lengths whose needs differ by more a jump may hide
+constexpr std::size_t kMostAtJumps = 16;  // single samples, to find where the need jumps
+constexpr int kMostRounds = 48;           // of making a batching and measuring its batches
+constexpr double kNoisy = 0.01;           // a model with a larger margin is checked on more batches
+constexpr double kGrowth = 2.0;           // the most by which a limit changes at once
+constexpr double kUsed = 0.96;            // of the budget: a total that uses it is large enough
+constexpr double kOver = 1.01;            // of the budget, at least: what ran out of memory needs
+constexpr std::size_t kChecked = 4;       // batches with the highest bounds are measured
 // The needs of batches of like sizes differ by this share, depending on the order of samples.
 constexpr double kSpread = 0.005;
 
@@ -315,36 +315,33 @@ void FitSearch::learn_alone(MemoryModel& model) const {
     return std::span<const std::int64_t>(first,
                                          std::max(first, std::ranges::lower_bound(lengths, high)));
   };
-  std::size_t at_cliffs = 0;
+  std::size_t at_jumps = 0;
   for (;;) {
-    std::set<double> alone{0.0};
+    std::map<double, double> alone{{0.0, 1.0}};  // needs by length
     double fails = std::numeric_limits<double>::infinity();
     for (const MemorySample& sample : model.samples()) {
       if (sample.n == 1 && (sample.out_of_memory || sample.peak > limit)) {
         fails = std::min(fails, sample.length);
       } else if (sample.n == 1) {
-        alone.insert(sample.length);
+        alone[sample.length] = sample.peak;
       }
     }
     alone.erase(alone.lower_bound(fails), alone.end());
     std::optional<std::int64_t> length;
-    if (const auto open = between(*alone.rbegin(), fails); std::isfinite(fails) && !open.empty()) {
-      length = open[open.size() / 2];
+    const double longest = alone.rbegin()->first;
+    if (const auto open = between(longest, fails); !open.empty()) {
+      const auto near = between(longest, kGrowth * longest);
+      length = std::isfinite(fails) ? open[open.size() / 2]
+               : near.empty()       ? open.front()
+                                    : near.back();
     }
-    for (auto low = alone.begin(); !length && low != alone.end(); ++low) {
-      const auto open = between(*low, std::next(low) == alone.end() ? fails : *std::next(low));
-      const auto near = between(*low, kStep * *low);
-      if (!open.empty() && near.size() < open.size()) {
-        length = near.empty() ? open.front() : near.back();
-      } else if (!open.empty() && std::next(low) == alone.end()) {
-        length = open.back();
-      }
-    }
-    for (const auto& [low, high] : model.cliffs()) {
-      if (const auto inside = between(low, std::min(high, fails));
-          !length && !inside.empty() && at_cliffs < kMostAtCliffs) {
-        ++at_cliffs;
-        length = inside[inside.size() / 2];
+    for (auto high = std::next(alone.begin()); high != alone.end(); ++high) {
+      const auto low = std::prev(high);
+      if (const auto open = between(low->first, high->first);
+          !length && !open.empty() && low->first > 0 && high->second > kHidden * low->second &&
+          at_jumps < kMostAtJumps) {
+        ++at_jumps;
+        length = open[open.size() / 2];
       }
     }
     if (!length) {

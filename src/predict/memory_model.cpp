@@ -192,12 +192,13 @@ void MemoryModel::learn() {
   double last = 0;
   std::vector<MemorySample> between;  // the last one and the next one of the fewest samples
   for (const MemorySample& sample : ascending) {
-    if (state_.kind == SizeKind::batch && sample.n != fewest) {
+    const double allowed =
+        last > 0 ? bound(sample.n, sample.length) : std::numeric_limits<double>::infinity();
+    if (state_.kind == SizeKind::batch && sample.n != fewest &&
+        (last == 0 || sample.peak > allowed)) {
       between.push_back(sample);
       continue;
     }
-    const double allowed =
-        last > 0 ? bound(sample.n, sample.length) : std::numeric_limits<double>::infinity();
     if (sample.peak > (1 + kCliff) * allowed) {
       std::erase_if(between, [&](const MemorySample& s) { return s.length > last; });
       std::ranges::for_each(between, add);
