@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  as everyone calls it
@@ -233,3 +234,14 @@ def run(module: nn.Module, x: Tensor | None = None) -> list[Tensor]:
 
 def close(mine: list[Tensor], other: list[Tensor]) -> None:
     torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+
+
+def nodes_of(result: Tensor) -> set[str]:
+    """The names of the nodes of its graph."""
+    names: set[str] = set()
+    nodes: list[Any] = [result.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [after for after, _ in node.next_functions if after is not None]
+    return names

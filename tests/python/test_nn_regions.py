@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import brim
 from brim import _C
 
-from .nn_modules import Gate, close, run
+from .nn_modules import Gate, close, nodes_of, run
 
 
 def test_functions_in_a_forward_are_redirected() -> None:
@@ -175,16 +175,6 @@ class Reaches(nn.Module):
 
 def helped(x: Tensor) -> Tensor:
     return F.relu6(x).mul(x)
-
-
-def nodes_of(result: Tensor) -> set[str]:
-    names: set[str] = set()
-    nodes: list[Any] = [result.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        names.add(node.name())
-        nodes += [after for after, _ in node.next_functions if after is not None]
-    return names
 
 
 @pytest.mark.parametrize("recompute", [None, "cheap", "products"])

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import brim
 
+from .nn_modules import nodes_of
+
 DEPTHS: list[int] = []
 SLOPE = 0.1
 RELU = nn.ReLU()
@@ -105,16 +107,6 @@ def gradients(model: nn.Module, call: Callable[..., Tensor] | None = None) -> li
     x = torch.randn(2, 2, 8, 8, requires_grad=True)
     y = (call or model)(x)
     return [y.detach(), *torch.autograd.grad(y.sum(), [x, *model.parameters()])]
-
-
-def nodes_of(result: Tensor) -> set[str]:
-    names: set[str] = set()
-    nodes: list[Any] = [result.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        names.add(node.name())
-        nodes += [after for after, _ in node.next_functions if after is not None]
-    return names
 
 
 def equal(mine: list[Tensor], other: list[Tensor]) -> bool:
