@@ -126,13 +126,16 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     traced = Need(*found, attempts, {}, {});
     grow_as(*traced);
   }
+  const auto left = [&](const Trace::Request& request) {
+    return !request.freed && in_use && in_use(request.address) ? static_cast<double>(request.bytes)
+                                                               : 0.0;
+  };
   int fits = 0;  // since the attempt
   for (const Attempt& attempt : std::views::reverse(attempts)) {
     fits += attempt.fitted() ? 1 : 0;
-    if (fits == 0 && attempt.trace && in_use) {
+    if (fits == 0 && attempt.trace) {
       for (const Trace::Request& request : attempt.trace->requests) {
-        leftover_ +=
-            !request.freed && in_use(request.address) ? static_cast<double>(request.bytes) : 0;
+        leftover_ += left(request);
       }
     }
     if (fits > 1) {
@@ -145,16 +148,11 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     }
   }
   there_.resize(requests.size());
-  const auto left = [&](std::size_t i) {
-    const Trace::Request& request = requests[i];
-    return !request.freed && in_use && in_use(request.address) ? static_cast<double>(request.bytes)
-                                                               : 0.0;
-  };
   for (std::size_t i = trace_->older; i < requests.size(); ++i) {
     if (const auto found = like.find(requests[i].bytes); !growth_[i] && found != like.end()) {
       growth_[i] = growth_[found->second];
     }
-    there_[i] = requests[i].adds_up ? 0.0 : left(i);
+    there_[i] = requests[i].adds_up ? 0.0 : left(requests[i]);
   }
   if (!recorded_ && available && newest.available) {
     there_.front() = static_cast<double>(std::clamp<std::int64_t>(
@@ -167,7 +165,7 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     }
     if (const std::int32_t successor = requests[i].successor; successor != Trace::kNone) {
       const auto which = static_cast<std::size_t>(successor);
-      there_[i] = left(which);
+      there_[i] = left(requests[which]);
       there_[which] = 0;
     }
     if (foreseen()) {
