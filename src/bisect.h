@@ -17,6 +17,12 @@ template <class Holds>
   return good;
 }
 
+/// The largest number from `good` to `most` that `holds`, as above.
+template <class Holds>
+[[nodiscard]] std::int64_t largest_up_to(std::int64_t good, std::int64_t most, const Holds& holds) {
+  return most > good && holds(most) ? most : largest_that_holds(good, most, holds);
+}
+
 /// What is used of a size that a model expects to fit. The model may be off by a step of padded
 /// sizes, or by small tensors. Of few items none is spared.
 template <class Number>

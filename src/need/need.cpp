@@ -327,11 +327,6 @@ double Need::already_there(const Held& held, std::optional<std::int64_t> availab
                     std::max(held.left, 0.0));
 }
 
-double Need::most_held(double size, double power, bool frees_first) const {
-  const Held at = held(size, power, frees_first);
-  return scale_ * std::max(at.most - already_there(at, available_), 0.0);
-}
-
 /// How fast what is not known grows at most.
 double Need::power_above(double size, double power) const {
   return foreseen() ? kInProportion : size > size_ ? power : 0;
@@ -344,7 +339,13 @@ double Need::upper(double size, double power) const {
       short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
     }
   }
-  return most_held(size, power_above(size, power)) + short_by;
+  const Held at = held(size, power_above(size, power));
+  return scale_ * std::max(at.most - already_there(at, available_), 0.0) + short_by;
+}
+
+double Need::lower(double size) const {
+  const Held at = held(size, size > size_ ? 0 : 3, true);
+  return std::max(at.most - already_there(at, available_), 0.0) - leftover_;
 }
 
 /// The allocator that serves the calls.

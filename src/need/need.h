@@ -60,9 +60,7 @@ class BRIM_API Need {
   /// At least so much, if what is not known grows no faster than with the cube of the size, and if
   /// the next call begins with freeing what the newest one and failed attempts since have left,
   /// where no trace shows when it does.
-  [[nodiscard]] double lower(double size) const {
-    return most_held(size, size > size_ ? 0 : 3, true) - leftover_;
-  }
+  [[nodiscard]] double lower(double size) const;
 
   /// Whether calls at `size` fit one after the other on an allocator as it is now, whose blocks do
   /// not always pack. If it is another size than the last, they begin with an empty cache.
@@ -80,7 +78,6 @@ class BRIM_API Need {
     double left;  // at the end, more than at the beginning
   };
   [[nodiscard]] Held held(double size, double power, bool frees_first = false) const;
-  [[nodiscard]] double most_held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] double already_there(const Held& held, std::optional<std::int64_t> available) const;
   [[nodiscard]] double power_above(double size, double power) const;
   void grow_as(const Need& traced);

@@ -19,7 +19,7 @@ constexpr int kFitsToLift = 3;
 constexpr double kMostlyKnown = 0.5;
 constexpr double kStepUnknown = 1.5;
 // Where even that may not fit, a size larger by this part shows how the need grows.
-constexpr std::int64_t kLearningPart = 16;
+constexpr double kLearningPart = 16;
 // Of a step up, this part is left for the next call: padded sizes and small tensors are not seen.
 // Likewise of a size that one tensor was taken to limit.
 constexpr std::int64_t kReservedPart = 32;

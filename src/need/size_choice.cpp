@@ -43,7 +43,12 @@ void SizeSearch::choose() {
   }
 }
 
-/// What of the available bytes can be used; negative: not known.
+/// What of the available bytes may be used; negative: not known.
+double SizeSearch::room() const noexcept {
+  return static_cast<double>(available_) * (1 - options_.circumstances.margin);
+}
+
+/// What of them is counted on at another size than the last.
 double SizeSearch::usable() const noexcept {
   const auto bytes = static_cast<double>(available_);
   const Circumstances& now = options_.circumstances;
@@ -105,10 +110,10 @@ bool SizeSearch::is_trusted() const {
   return need_ != nullptr && unforeseen() < search::kMostUnforeseen;
 }
 
-/// The number of known failures at sizes that were expected to fit.
+/// The number of known failures at sizes that were expected to fit, in circumstances that hold.
 std::int64_t SizeSearch::unforeseen() const {
-  return std::ranges::count_if(known_,
-                               [](const Attempt& attempt) { return attempt.expected.has_value(); });
+  return std::ranges::count_if(
+      known_, [&](const Attempt& attempt) { return attempt.expected && bounds(attempt); });
 }
 
 /// The largest size up to `most` that is expected to fit; 0 if none is.
@@ -117,7 +122,7 @@ std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, d
   const auto in_bytes = [&](std::int64_t size) {
     return need.upper(static_cast<double>(size), power) <= bytes;
   };
-  std::int64_t size = detail::largest_that_holds(0, most + 1, in_bytes);
+  std::int64_t size = detail::largest_up_to(0, most, in_bytes);
   const Circumstances& now = options_.circumstances;
   if (now.packs || !need.recorded() || !now.allocator || size == 0) {
     return size;
@@ -136,7 +141,7 @@ std::int64_t SizeSearch::largest_expected(const Need& need, std::int64_t most, d
   // Some sizes fit between others that do not.
   const std::int64_t spared = detail::largest_with_headroom(0, size, fits);
   return options_.start == Start::traced
-             ? detail::largest_that_holds(spared, std::min(size, spared + spared / 64) + 1, fits)
+             ? detail::largest_up_to(spared, std::min(size, spared + spared / 64), fits)
              : spared;
 }
 
@@ -150,7 +155,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   if (need == nullptr) {
     return std::nullopt;
   }
-  const std::int64_t size = lattice(options_).floor(last->size());
+  const std::int64_t size = std::max(lattice(options_).floor(last->size()), options_.lower);
   const bool known = need->known() > search::kMostlyKnown;
   if (need->known() == 0 && !options_.cautious && foreseen_.empty() &&
       std::ranges::all_of(known_, &Attempt::fitted)) {
@@ -158,12 +163,13 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
   }
   // Most needs grow in proportion at most. If this one does not, the failure shows it.
   const double power = need->known() == 0 ? options_.power : Need::kSquare;
+  const bool may_fit = size <= high && need->lower(static_cast<double>(size)) <= room();
   std::int64_t choice = 0;
   if (is_trusted()) {
     const bool cautious = !known && (need->known() > 0 || failure_ != 0);
-    const auto most = static_cast<std::int64_t>(search::kStepUnknown * static_cast<double>(size));
-    choice =
-        largest_expected(*need, cautious ? std::min(high, std::max(most, size + 1)) : high, power);
+    const std::int64_t most = clamp(search::kStepUnknown * static_cast<double>(size),
+                                    std::min(lattice(options_).above(size), high), high);
+    choice = largest_expected(*need, cautious ? most : high, power);
     if (failure_ != 0 && unforeseen() > 0) {
       choice = std::min(choice, std::max(middle(high), size));  // it may fail again
     }
@@ -174,35 +180,40 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     const bool worth_it =
         static_cast<double>(choice) >= (1 + search::kWorthMoving) * static_cast<double>(size);
     choice = choice > size && !worth_it ? size : choice;
-    if (choice < size && size <= high && need->recorded() &&
-        need->lower(static_cast<double>(size)) <= usable()) {
-      return size;  // nothing shows that it no longer fits
+    if (choice < size && may_fit) {
+      return size;
     }
     // Nothing is known of other sizes: one slightly larger shows it.
     if (!known && choice == size) {
-      const std::int64_t above = std::min(
-          high, std::max(lattice(options_).above(size), size + size / search::kLearningPart));
-      const std::int64_t learns =
-          detail::largest_that_holds(size, above + 1, [&](std::int64_t each) {
-            const auto at = static_cast<double>(each);
-            return need->upper(at, options_.power) <= usable();
-          });
+      const auto part = static_cast<double>(size) * (1 + 1 / search::kLearningPart);
+      const std::int64_t above =
+          clamp(part, std::min(lattice(options_).above(size), high), high);
+      const std::int64_t learns = detail::largest_up_to(size, above, [&](std::int64_t each) {
+        return need->upper(static_cast<double>(each), options_.power) <= usable();
+      });
       if (learns > size) {
-        return clamp(static_cast<double>(learns), options_.lower, high);
+        return expect(clamp(static_cast<double>(learns), options_.lower, high), options_.power);
       }
     }
     if (choice > best_) {
-      const std::int64_t next = clamp(static_cast<double>(choice), options_.lower, high);
-      expected_need_ = detail::whole_bytes(need->upper(static_cast<double>(next), power));
-      return next;
+      return expect(clamp(static_cast<double>(choice), options_.lower, high), power);
     }
   }
   // A size that fitted is left only where it no longer fits. A larger one that fitted before it is
   // gone back to where that is expected: what the calls leave may have changed.
   const bool expects = is_trusted() && need->recorded();
-  choice = std::max(choice, expects ? std::min(best_, size) : best_);
+  choice = std::max({choice, expects ? std::min(best_, size) : best_, may_fit ? size : 0});
   return choice == 0 ? std::min(half() > 0 && failure_ != 0 ? half() : size, high)
                      : clamp(static_cast<double>(choice), options_.lower, high);
+}
+
+/// Notes what `size` is expected to need, if that is to fit: then a failure is not foreseen.
+std::int64_t SizeSearch::expect(std::int64_t size, double power) {
+  const double bytes = need_->upper(static_cast<double>(size), power);
+  if (bytes <= usable()) {
+    expected_need_ = detail::whole_bytes(bytes);
+  }
+  return size;
 }
 
 std::int64_t SizeSearch::first_choice(std::int64_t high) {
@@ -237,7 +248,8 @@ std::int64_t SizeSearch::expected_choice(std::int64_t high) const {
 /// The largest size that is expected to fit, or the next one as a proof. If two such guesses have
 /// not halved what is left, the middle does.
 std::int64_t SizeSearch::traced_choice(std::int64_t high) {
-  const std::int64_t guess = stalls_ < 2 ? largest_expected(*need_, high, Need::kSquare) : 0;
+  const std::int64_t guess =
+      stalls_ < 2 && need_ != nullptr ? largest_expected(*need_, high, Need::kSquare) : 0;
   if (guess >= options_.lower) {
     if (need_->known() > search::kMostlyKnown) {
       expected_need_ = detail::whole_bytes(need_->upper(static_cast<double>(guess)));
@@ -289,9 +301,9 @@ std::int64_t SizeSearch::size_of_one_tensor() const {
   return most - most / (2 * search::kReservedPart);  // for the small ones beside it
 }
 
-/// The next size that halving would try, without those that cannot fit. In between it tries what it
-/// calculates, as long as it has failed no more often than halving would have until there: so it
-/// fails at most once more than halving, and ends no lower.
+/// The next size that halving would try, without those that cannot fit. In between it tries what
+/// fitted earlier, or what it calculates, as long as it has failed no more often than halving would
+/// have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
   const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
@@ -311,28 +323,31 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     return static_cast<double>(size) > largest ||
            (has_need && need_->lower(static_cast<double>(size)) > static_cast<double>(available_));
   };
-  std::int64_t guess = expected_choice(high);
-  if (guess == 0 && available_ >= 0) {
-    guess = has_need ? largest_expected(*need_, high, Need::kSquare) : size_of_one_tensor();
-  }
-  const Attempt* last = last_fit();
-  if (has_need && last != nullptr && last->size() <= high && !cannot_fit(last->size())) {
-    guess = std::max(guess, last->size());
-  }
-  std::int64_t above_guess = 0;  // sizes that halving tries
+  std::vector<std::int64_t> passed;  // sizes of halving
   std::int64_t half = first_ > 0 ? first_ : options_.upper;
   while (half > options_.lower && (half >= failure_ || cannot_fit(half))) {
-    above_guess += half > guess ? 1 : 0;
+    passed.push_back(half);
     half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
   }
-  const bool affordable = guess > half && failures_ <= above_guess;
+  std::int64_t guess = best_;
+  if (guess <= half) {
+    guess = expected_choice(high);
+    if (guess == 0 && available_ >= 0) {
+      guess = has_need ? largest_expected(*need_, high, Need::kSquare) : size_of_one_tensor();
+    }
+    const Attempt* last = last_fit();
+    if (has_need && last != nullptr && last->size() <= high && !cannot_fit(last->size())) {
+      guess = std::max(guess, last->size());
+    }
+  }
+  const auto is_above = [&](std::int64_t size) { return size > guess; };
+  const bool affordable = guess > half && failures_ <= std::ranges::count_if(passed, is_above);
   return clamp(static_cast<double>(affordable ? guess : half), options_.lower, high);
 }
 
 std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
-  // What fitted earlier is the surer choice, unless halving would end higher.
   if (fits_ == 0) {
-    return best_ >= failure_ / 2 && best_ > 0 ? best_ : std::max(best_, shrink_choice(high));
+    return shrink_choice(high);
   }
   // Two guesses may miss, then the middle halves what is left: at most three times the attempts of
   // bisecting.
@@ -344,11 +359,11 @@ std::int64_t SizeSearch::narrow_choice(std::int64_t high) const {
                          : middle(high);
 }
 
-std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
+std::int64_t SizeSearch::probe_choice(std::int64_t high) {
   if (best_ == 0 && failed_here_) {
     return shrink_choice(high);
   }
-  const Need* need = usable() < 0 ? nullptr : need_.get();
+  const Need* need = usable() < 0 || !is_trusted() ? nullptr : need_.get();
   if (need == nullptr && best_ == 0) {
     const std::int64_t start = hint();
     return start > 0 ? start
@@ -366,6 +381,9 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
     if (!known && fits_ < 3 && best_ > 0 && failure_ == 0) {
       target = std::max(target, static_cast<double>(lattice(options_).above(best_)));
     }
+    if (failure_ != 0 && unforeseen() > 0) {
+      target = std::min(target, static_cast<double>(middle(high)));  // it may fail again
+    }
   }
   if (failure_ != 0 && best_ > 0 && (failed_here_ || need == nullptr)) {
     // The model did not see this failure coming, or there is none. An eighth is not worth a second
@@ -376,6 +394,9 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) const {
     target = std::min(target, static_cast<double>(middle(high)));
   }
   const std::int64_t choice = clamp(target, options_.lower, high);
+  if (need != nullptr && choice > best_) {
+    expect(choice, Need::kSquare);
+  }
   if (best_ == 0 || choice == options_.upper) {
     return choice;
   }

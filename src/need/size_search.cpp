@@ -79,13 +79,13 @@ void SizeSearch::record(const Attempt& attempt) {
   check_size(attempt);
   const double before = left_to_search();
   const std::int64_t previous = known_.empty() ? 0 : known_.back().size();
-  if (attempt.available.value_or(-1) >= 0) {
-    available_ = std::max<std::int64_t>(*attempt.available - attempt.left, 0);
-  }
+  const bool tells = attempt.available.value_or(-1) >= 0;
+  available_ = tells ? *attempt.available : available_;
   if (!attempt.fitted() && need_ != nullptr && need_->recorded() &&
       need_->upper(static_cast<double>(attempt.size())) <= usable()) {
     ++missed_;
   }
+  available_ = tells ? std::max<std::int64_t>(available_ - attempt.left, 0) : available_;
   add(attempt, false);
   first_ = attempts() == 0 ? attempt.size() : first_;
   grown_ += attempt.size() > previous ? 1 : 0;
@@ -142,12 +142,12 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
   // the bytes but not in one piece, counts until clearly more or less memory is available.
   const bool explained = bytes >= 0 && (attempt.fitted() || static_cast<double>(bytes) > then);
   const double same = explained ? search::kSameBytes : search::kClearly;
+  if (attempt.fitted() && bytes >= 0 && static_cast<double>(bytes) <= room()) {
+    return true;
+  }
   if (attempt.fitted() && attempt.remembered && available_ >= 0 && is_trusted() &&
       need_->recorded()) {
-    // It has fitted beside as much free memory as it left: no more than the margin is kept.
-    const double room = now - options_.circumstances.margin * now;
-    return need_->upper(static_cast<double>(attempt.size())) <= room ||
-           (bytes >= 0 && static_cast<double>(bytes) <= room);
+    return need_->upper(static_cast<double>(attempt.size())) <= room();
   }
   if (attempt.fitted()) {
     // What it left itself is not missing: the next call replaces it. The results of parts stay.

@@ -76,6 +76,7 @@ void adopt_frees(Trace& trace, const Trace& failed) {
     }
     events.push_back(event < 0 ? ~shifted(~event) : shifted(event));
   }
+  events.insert(events.end(), waiting.begin(), waiting.end());  // as late as that, for all we know
   for (Trace::Request& request : requests) {
     request.successor = Trace::kNone;
   }
@@ -114,7 +115,7 @@ void find_successors(Trace& trace, const Trace* before,
     Trace::Request& older = trace.requests[i];
     if (const auto found = left.find(older.address); found != left.end()) {
       const std::int32_t role = roles[index_of(found->second)];
-      if (role != Trace::kNone && !trace.requests[index_of(role)].freed) {
+      if (role != Trace::kNone && !trace.requests[index_of(role)].freed && !older.from_failure) {
         older.successor = role;
         taken[index_of(role)] = true;
       }

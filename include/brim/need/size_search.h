@@ -127,6 +127,7 @@ class BRIM_API SizeSearch {
   void update_bounds();
   void choose();
   [[nodiscard]] bool bounds(const Attempt& attempt) const;
+  [[nodiscard]] double room() const noexcept;
   [[nodiscard]] double usable() const noexcept;
   [[nodiscard]] double left_to_search() const noexcept;
   [[nodiscard]] const Attempt* last_fit() const noexcept;
@@ -135,13 +136,14 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t largest_expected(const Need& need, std::int64_t most,
                                               double power) const;
   [[nodiscard]] std::optional<std::int64_t> known_choice(std::int64_t high);
+  std::int64_t expect(std::int64_t size, double power);
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
   [[nodiscard]] std::int64_t expected_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t traced_choice(std::int64_t high);
   [[nodiscard]] std::int64_t size_of_one_tensor() const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
-  [[nodiscard]] std::int64_t probe_choice(std::int64_t high) const;
+  [[nodiscard]] std::int64_t probe_choice(std::int64_t high);
   [[nodiscard]] std::int64_t hint() const noexcept;  // a fit without bytes; 0: none
   [[nodiscard]] std::int64_t half() const noexcept;
   [[nodiscard]] std::int64_t middle(std::int64_t high) const noexcept;

@@ -47,8 +47,10 @@ std::string detail::describe(const Attempt& attempt) {
 AttemptMonitor::AttemptMonitor(const AdaptOptions& options, Checkpoint checkpoint)
     : options_(options), checkpoint_(std::move(checkpoint)) {}
 
-void AttemptMonitor::begin(bool new_size, bool record, std::shared_ptr<const Trace> before) {
+void AttemptMonitor::begin(bool new_size, bool record, std::shared_ptr<const Trace> before,
+                           std::optional<std::int64_t> expected) {
   before_ = std::move(before);
+  expected_ = expected;
   const c10::Device device = checkpoint_.device();
   only_observed_ = false;
   if (new_size && !device.is_cpu()) {
@@ -141,7 +143,8 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
                   .outcome = cause.kind,
                   .requested = cause.requested,
                   .device = device,
-                  .repeats = needed_release_.has_value()};
+                  .repeats = needed_release_.has_value(),
+                  .expected = std::exchange(expected_, std::nullopt)};
   if (!events.empty() && !only_observed_) {
     attempt.trace = trace_of(events, false);
     failed_.push_back(attempt.trace);

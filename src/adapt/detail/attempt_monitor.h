@@ -47,8 +47,9 @@ class AttemptMonitor {
   ///     another size, between which the new ones may not fit. Then the requests are recorded.
   /// @param record whether they are in any case.
   /// @param before the trace of the last fit, null if it is not known.
-  void begin(bool new_size = false, bool record = false,
-             std::shared_ptr<const Trace> before = nullptr);
+  /// @param expected bytes that it is to need, where it was chosen for that.
+  void begin(bool new_size, bool record, std::shared_ptr<const Trace> before = nullptr,
+             std::optional<std::int64_t> expected = {});
 
   /// Starts to measure an attempt for observers only: what `failed` returns is the same as for one
   /// that was not begun.
@@ -87,6 +88,7 @@ class AttemptMonitor {
   Checkpoint checkpoint_;
   std::optional<PeakMeter> meter_;
   std::shared_ptr<const Trace> before_;
+  std::optional<std::int64_t> expected_;
   std::vector<std::shared_ptr<const Trace>> failed_;  // since the last fit
   std::optional<AllocationLog> log_;
   std::optional<AllocationLog> host_log_;  // beside an accelerator's, where both are watched

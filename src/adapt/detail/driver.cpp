@@ -58,7 +58,8 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
         monitor.begin_observed();
       } else {
         monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
-                      still_moving(known.attempts), last_trace(known.attempts));
+                      still_moving(known.attempts), last_trace(known.attempts),
+                      search.expected());
       }
       failure = attempt(search.next());
     }
@@ -77,7 +78,6 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     if (!failed) {
       continue;
     }
-    failed->expected = search.expected();
     learn(options, known, *failed);
     known.drop_foreign_bytes(*failed);
     search.record(*failed);
@@ -169,7 +169,8 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
         monitor.checkpoint().restore_random_state();
       }
       monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying),
-                    still_moving(known.attempts), last_trace(known.attempts));
+                    still_moving(known.attempts), last_trace(known.attempts),
+                    std::ranges::equal(trying, search.next()) ? search.expected() : std::nullopt);
       repeats = true;
       const std::optional<Failure> failure = attempt(trying);
       if (!failure) {
@@ -184,9 +185,6 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       auto failed = monitor.failed(trying, *failure);
       if (!failed) {
         continue;
-      }
-      if (std::ranges::equal(trying, search.next())) {
-        failed->expected = search.expected();
       }
       learn(options, known, *failed);
       known.drop_foreign_bytes(*failed);

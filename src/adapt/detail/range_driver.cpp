@@ -62,7 +62,8 @@ class Parts {
       running_.emplace(options_);  // threads that wait for memory learn that a part has ended
       monitor_.renew(Checkpoint(options_));
     }
-    monitor_.begin(false, !search_.finished() || !trace_, trace_);
+    monitor_.begin(false, !search_.finished() || !trace_, trace_,
+                   size == search_.next() ? search_.expected() : std::nullopt);
     const std::optional<Failure> failure = part_(current_, current_ + size);
     repeats_ = failure.has_value();
     if (!failure) {
