@@ -143,8 +143,10 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
     }
     if (attempt.expected && attempt.need()) {
       const std::int64_t bytes = *attempt.need() - *attempt.expected;
-      shortfalls_.push_back(
-          {static_cast<double>(attempt.size()), std::max(static_cast<double>(bytes), 0.0)});
+      const double step = static_cast<double>(attempt.size()) - size_;
+      if (step > 0 && bytes > 0) {
+        short_per_item_ = std::max(short_per_item_, static_cast<double>(bytes) / step);
+      }
     }
   }
   there_.resize(requests.size());
@@ -333,12 +335,7 @@ double Need::power_above(double size, double power) const {
 }
 
 double Need::upper(double size, double power) const {
-  double short_by = 0;  // of what is needed, where a failure has shown it
-  for (const Shortfall& each : shortfalls_) {
-    if (each.size > size_ && size > size_) {
-      short_by = std::max(short_by, each.bytes * (size - size_) / (each.size - size_));
-    }
-  }
+  const double short_by = short_per_item_ * std::max(size - size_, 0.0);
   const Held at = held(size, power_above(size, power));
   return scale_ * std::max(at.most - already_there(at, available_), 0.0) + short_by;
 }

@@ -99,12 +99,8 @@ class BRIM_API Need {
   double leftover_ = 0;  // bytes that failed attempts since have left
   double missing_ = 0;   // bytes that failed attempts had made, and the newest trace freed
   std::vector<bool> freed_first_;  // by request: the next call frees what is there when it begins
-  /// By how much a size needed more than was expected of it, and failed.
-  struct Shortfall {
-    double size;
-    double bytes;
-  };
-  std::vector<Shortfall> shortfalls_;
+  /// By how much sizes needed more than was expected of them, and failed, for each item more.
+  double short_per_item_ = 0;
   // Of what was traced on fake tensors:
   std::optional<std::int64_t> available_then_;
   std::optional<std::int64_t> available_;  // now

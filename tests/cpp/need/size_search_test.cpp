@@ -490,5 +490,95 @@ TEST(SizeSearch, FollowsNoTracesThatFailuresContradict) {
   EXPECT_LE(failures, 2);
 }
 
+// Lighter calls have left many fits close to each other. Then comes one that needs more.
+TEST(SizeSearch, HeavierCallFailsAtMostOnceMoreThanHalvingAndDoesNotEndBelowIt) {
+  Random random(11);
+  for (int i = 0; i < 4000; ++i) {
+    const Affine f = random_affine(random, 512, 1e8);
+    const std::int64_t upper = f.most * random.integer(1, 8);
+    const Shows shows = random.coin() ? Shows::trace : Shows::peak;
+    const double heavier = random.log_uniform(1, 8);
+    const Curve lighter = [&](std::int64_t size) {
+      return static_cast<std::int64_t>(static_cast<double>(f.need(size)) / heavier);
+    };
+    SizeSearch search({.upper = upper, .circumstances = {.available = f.available}});
+    const std::int64_t near = random.integer(1, std::min(upper, f.most * 2));
+    for (std::int64_t fact = random.integer(1, 12); fact > 0; --fact) {
+      const std::int64_t size = std::max<std::int64_t>(near - random.integer(0, 20), 1);
+      search.remember(attempt(lighter, size, f.available, 0, shows));
+    }
+    const std::int64_t first = search.next();
+    const Attempts run = until_fit(search, f.need, f.available, f.base, shows);
+    int halvings = 0;
+    std::int64_t size = first;
+    for (; size > 1 && f.need(size) > f.available; ++halvings) {
+      size /= 2;
+    }
+    ASSERT_LE(run.failures, halvings + 1) << "case " << i << " from " << first;
+    if (f.need(size) <= f.available) {
+      ASSERT_GE(run.outcomes.back().size(), size) << "case " << i << " from " << first;
+    }
+  }
+}
+
+TEST(SizeSearch, FitStaysWhereItsBytesFitInSlightlyLessMemory) {
+  for (const Shows shows : {Shows::trace, Shows::peak}) {
+    for (const int unforeseen : {0, 2}) {
+      SizeSearch search({.upper = 1000,
+                         .circumstances = {.available = 995 * kMiB, .packs = false}});
+      for (int i = 0; i < unforeseen; ++i) {
+        Attempt failed = attempt(kRemembered, 910 + i, 1000 * kMiB, 0, shows);
+        failed.expected = 900 * kMiB;
+        search.remember(failed);
+      }
+      search.remember(attempt(kRemembered, 890, 1000 * kMiB, 0, shows));  // needs 990 MiB
+      EXPECT_GE(search.next(), 890) << unforeseen;
+    }
+  }
+}
+
+TEST(SizeSearch, UnforeseenFailuresAreForgivenWhenMoreIsFree) {
+  const auto next = [](std::int64_t available) {
+    SizeSearch search({.upper = 10'000, .circumstances = {.available = available}});
+    for (const std::int64_t size : {920, 910}) {
+      Attempt failed = attempt(kRemembered, size, 1000 * kMiB, 100 * kMiB);
+      failed.expected = 900 * kMiB;
+      search.remember(failed);
+    }
+    for (const std::int64_t size : {500, 600}) {
+      search.remember(attempt(kRemembered, size, 1000 * kMiB, 100 * kMiB));
+    }
+    return search.next();
+  };
+  EXPECT_EQ(next(1000 * kMiB), 600);
+  EXPECT_GE(next(3000 * kMiB), 2700);
+}
+
+TEST(SizeSearch, FitBelowTheLowerBoundLeadsToTheLowerBound) {
+  SizeSearch search(
+      {.upper = 1000, .lower = 64, .circumstances = {.available = 100 * kMiB}, .cautious = true});
+  search.remember(attempt(kRemembered, 8, 1000 * kMiB));
+  EXPECT_GE(search.next(), 64);
+}
+
+TEST(SizeSearch, TracedSearchOfAttemptsWithoutBytesEnds) {
+  SizeSearch search({.start = Start::traced, .upper = 1000});
+  while (!search.finished()) {
+    ASSERT_LT(search.attempts(), 40);
+    search.record(ended(search.next(), search.next() <= 300));
+  }
+  EXPECT_EQ(search.best(), 300);
+}
+
+TEST(SizeSearch, LargestPossibleUpperBoundIsNoTrouble) {
+  SizeSearch search(
+      {.upper = kHuge, .circumstances = {.available = 1000 * kMiB}, .cautious = true});
+  for (const std::int64_t size : {100, 101}) {
+    search.remember(attempt(kRemembered, size, 1000 * kMiB, 100 * kMiB));
+  }
+  EXPECT_GE(search.next(), 101);
+  EXPECT_LE(search.next(), 900);
+}
+
 }  // namespace
 }  // namespace brim

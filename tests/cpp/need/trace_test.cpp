@@ -144,5 +144,26 @@ TEST(Trace, WhatAFailedAttemptFreedIsFreedAtTheSamePlaceByTheNextCall) {
   EXPECT_EQ(trace->events, (Events{1, ~0, 2, ~2, 3, ~1}));
 }
 
+TEST(Trace, WhatAFailedAttemptPutWhereAnEarlierBlockLayIsItsOwn) {
+  const auto before = Log().make(1, 70, 1).fitted();
+  // It freed the gradient at 1, and its own lay there next.
+  const auto failed = Log().free(1, 70).make(1, 70, 1).refuse(900, 2).failed();
+  const auto trace = Log().free(1, 70).make(4, 70, 1).fitted(before, {failed}, {4});
+  std::size_t of_failure = 0;
+  for (std::size_t i = 0; i < trace->older; ++i) {
+    of_failure += trace->requests[i].from_failure ? 1 : 0;
+    EXPECT_NE(trace->requests[i].from_failure, trace->requests[i].successor != Trace::kNone);
+  }
+  EXPECT_EQ(of_failure, 1U);
+}
+
+TEST(Trace, WhatAFailedAttemptFreedAfterTheLastCommonRequestIsFreedAtTheEnd) {
+  const auto before = Log().make(1, 500, 3).fitted();
+  const auto failed = Log().make(2, 80, 0).free(1, 500).refuse(900, 9).free(2, 80).failed();
+  const auto trace = Log().make(3, 40, 0).make(5, 500, 3).free(3, 40).fitted(before, {failed}, {5});
+  ASSERT_EQ(trace->older, 1U);
+  EXPECT_EQ(trace->events.back(), ~0);
+}
+
 }  // namespace
 }  // namespace brim
