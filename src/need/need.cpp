@@ -14,6 +14,8 @@
 namespace brim {
 namespace {
 
+using detail::index_of;
+
 /// What one attempt shows; null if nothing. What a failure held and asked for is less than the work
 /// needs, by as much as it had not reached: without a trace it is no request of a size.
 std::shared_ptr<const Trace> shown_by(const Attempt& attempt) {
@@ -64,115 +66,29 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
            std::optional<std::int64_t> available)
     : trace_(shown_by(newest)),
       size_(static_cast<double>(newest.size())),
-      recorded_(newest.trace != nullptr) {
-  const auto& requests = trace_->requests;
-  std::vector<Points> points;
-  for (const auto& request : requests) {
-    const auto bytes = static_cast<double>(request.bytes);
-    points.push_back({size_, bytes, size_, bytes});
+      recorded_(newest.trace != nullptr),
+      growth_(trace_->requests.size()),
+      there_(trace_->requests.size()),
+      freed_first_(trace_->requests.size()) {
+  const GrowthByBytes alike = match(newest, attempts);
+  const Attempt* found = recorded_ && !foreseen() ? newest_foreseen(attempts) : nullptr;
+  const auto traced =
+      found == nullptr ? std::nullopt : std::optional(Need(*found, attempts, {}, {}));
+  if (traced) {
+    constexpr double kSameBytes = 0.001;  // sizes are whole numbers
+    grow_like(traced->growth_at(size_), kSameBytes);
   }
-  for (const Attempt& attempt : attempts) {
-    if (attempt.size() == newest.size() || (attempt.trace != nullptr) != recorded_ ||
-        is_foreseen(attempt) != foreseen()) {
-      continue;
-    }
-    const auto other = shown_by(attempt);
-    if (other == nullptr) {
-      continue;
-    }
-    const auto same = matched(*trace_, *other);
-    for (std::size_t i = trace_->older; i < requests.size(); ++i) {
-      if (same[i] != Trace::kNone) {
-        // Peaks are sums, of which only a near one bounds the growth. Of a request, sizes that are
-        // far apart show it best: near ones may be padded to the same. Those that were traced on
-        // fake tensors are near what they are to show.
-        const std::int64_t bytes = other->requests[static_cast<std::size_t>(same[i])].bytes;
-        if (recorded_ && (attempt.size() > newest.size()) == (bytes < requests[i].bytes) &&
-            bytes != requests[i].bytes) {
-          continue;  // less at a larger size: it only looks like the same
-        }
-        points[i].add(static_cast<double>(attempt.size()),
-                      static_cast<double>(bytes + (recorded_ ? 0 : level(attempt, newest))), size_,
-                      !recorded_ || foreseen(), foreseen());
-      }
-    }
-  }
-  growth_.resize(requests.size());
-  double all = 0;
-  double known = 0;
-  std::unordered_map<std::int64_t, std::size_t> like;  // by bytes: the one that grows fastest
-  for (std::size_t i = trace_->older; i < requests.size(); ++i) {
-    const Points& at = points[i];
-    all += static_cast<double>(requests[i].bytes);
-    if (at.least_size < at.most_size) {
-      const auto bytes = static_cast<double>(requests[i].bytes);
-      known += bytes;
-      // Both pass through what the newest trace shows.
-      const detail::RequestGrowth to_most(bytes, size_, at.most_bytes, at.most_size);
-      const detail::RequestGrowth to_least(bytes, size_, at.least_bytes, at.least_size);
-      growth_[i] = Growth{.up = at.most_size > size_ ? to_most : to_least,
-                          .down = at.least_size < size_ ? to_least : to_most};
-      const auto place = like.try_emplace(requests[i].bytes, i).first;
-      if (growth_[i]->up.at(2 * size_) > growth_[place->second]->up.at(2 * size_)) {
-        place->second = i;
-      }
-    }
-  }
-  known_ = all > 0 ? known / all : 0;
-  freed_first_.resize(requests.size());
-  std::optional<Need> traced;
-  if (const Attempt* found = newest_foreseen(attempts);
-      found != nullptr && recorded_ && !foreseen()) {
-    traced = Need(*found, attempts, {}, {});
-    grow_as(*traced);
-  }
+  known_ = share_known();
+  grow_like(alike, 0);
   const auto left = [&](const Trace::Request& request) {
     return !request.freed && in_use && in_use(request.address) ? static_cast<double>(request.bytes)
                                                                : 0.0;
   };
-  int fits = 0;  // since the attempt
-  for (const Attempt& attempt : std::views::reverse(attempts)) {
-    fits += attempt.fitted() ? 1 : 0;
-    if (fits == 0 && attempt.trace) {
-      for (const Trace::Request& request : attempt.trace->requests) {
-        leftover_ += left(request);
-      }
-    }
-    if (fits > 1) {
-      break;  // they know better
-    }
-    if (attempt.expected && attempt.need()) {
-      const std::int64_t bytes = *attempt.need() - *attempt.expected;
-      const double step = static_cast<double>(attempt.size()) - size_;
-      if (step > 0 && bytes > 0) {
-        short_per_item_ = std::max(short_per_item_, static_cast<double>(bytes) / step);
-      }
-    }
-  }
-  there_.resize(requests.size());
-  for (std::size_t i = trace_->older; i < requests.size(); ++i) {
-    if (const auto found = like.find(requests[i].bytes); !growth_[i] && found != like.end()) {
-      growth_[i] = growth_[found->second];
-    }
-    there_[i] = requests[i].adds_up ? 0.0 : left(requests[i]);
-  }
+  learn_from_failures(attempts, left);
+  find_what_is_there(left);
   if (!recorded_ && available && newest.available) {
     there_.front() = static_cast<double>(std::clamp<std::int64_t>(
         *newest.available - *available, 0, std::max<std::int64_t>(newest.left, 0)));
-  }
-  for (std::size_t i = 0; i < trace_->older; ++i) {
-    if (requests[i].from_failure && !requests[i].made_again) {
-      there_[i] = static_cast<double>(requests[i].bytes);
-      missing_ += there_[i];
-    }
-    if (const std::int32_t successor = requests[i].successor; successor != Trace::kNone) {
-      const auto which = static_cast<std::size_t>(successor);
-      there_[i] = left(requests[which]);
-      there_[which] = 0;
-    }
-    if (foreseen()) {
-      there_[i] = static_cast<double>(requests[i].bytes);
-    }
   }
   if (traced) {
     free_as(*traced);
@@ -180,53 +96,161 @@ Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse
   if (foreseen()) {
     available_then_ = newest.available;
     available_ = available;
-    for (const Attempt& attempt : attempts) {
-      if (!is_foreseen(attempt) && attempt.need()) {
-        const Held expected = held(static_cast<double>(attempt.size()), 1);
-        const double bytes = expected.most - already_there(expected, attempt.available);
-        scale_ =
-            bytes > 0 ? std::max(scale_, static_cast<double>(*attempt.need()) / bytes) : scale_;
+    learn_from_runs(attempts);
+  }
+}
+
+/// Finds how requests grow that other sizes show too.
+/// @return by bytes, how the fastest of them grows.
+Need::GrowthByBytes Need::match(const Attempt& newest, std::span<const Attempt> attempts) {
+  const auto& requests = trace_->requests;
+  std::vector<Points> points;
+  for (const auto& request : requests) {
+    const auto bytes = static_cast<double>(request.bytes);
+    points.push_back({size_, bytes, size_, bytes});
+  }
+  for (const Attempt& attempt : attempts) {
+    const auto other = shown_by(attempt);
+    if (other == nullptr || attempt.size() == newest.size() ||
+        (attempt.trace != nullptr) != recorded_ || is_foreseen(attempt) != foreseen()) {
+      continue;
+    }
+    const auto same = matched(*trace_, *other);
+    for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+      if (same[i] == Trace::kNone) {
+        continue;
       }
+      const std::int64_t bytes = other->requests[index_of(same[i])].bytes;
+      if (recorded_ && (attempt.size() > newest.size()) == (bytes < requests[i].bytes) &&
+          bytes != requests[i].bytes) {
+        continue;  // less at a larger size: it only looks like the same
+      }
+      // Peaks are sums, of which only a near one bounds the growth. Of a request, sizes that are
+      // far apart show it best: near ones may be padded to the same. Those that were traced on
+      // fake tensors are near what they are to show.
+      points[i].add(static_cast<double>(attempt.size()),
+                    static_cast<double>(bytes + (recorded_ ? 0 : level(attempt, newest))), size_,
+                    !recorded_ || foreseen(), foreseen());
+    }
+  }
+  GrowthByBytes result;
+  for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+    const Points& at = points[i];
+    if (at.least_size < at.most_size) {
+      const auto bytes = static_cast<double>(requests[i].bytes);
+      // Both pass through what the newest trace shows.
+      const detail::RequestGrowth to_most(bytes, size_, at.most_bytes, at.most_size);
+      const detail::RequestGrowth to_least(bytes, size_, at.least_bytes, at.least_size);
+      growth_[i] = Growth{.up = at.most_size > size_ ? to_most : to_least,
+                          .down = at.least_size < size_ ? to_least : to_most};
+      add_faster(result, requests[i].bytes, *growth_[i], size_);
+    }
+  }
+  return result;
+}
+
+void Need::add_faster(GrowthByBytes& all, std::int64_t bytes, const Growth& growth, double size) {
+  Growth& place = all.try_emplace(bytes, growth).first->second;
+  place = growth.up.at(2 * size) > place.up.at(2 * size) ? growth : place;
+}
+
+/// By bytes that a request has at `size`, how the fastest of them grows from there.
+Need::GrowthByBytes Need::growth_at(double size) const {
+  GrowthByBytes result;
+  for (std::size_t i = trace_->older; i < growth_.size(); ++i) {
+    if (growth_[i]) {
+      const auto at = [&](double each) { return static_cast<double>(bytes_at(i, each, 1)); };
+      add_faster(result, bytes_at(i, size, 1),
+                 {.up = {at(size), size, at(2 * size), 2 * size},
+                  .down = {at(size), size, at(size / 2), size / 2}},
+                 size);
+    }
+  }
+  return result;
+}
+
+/// Requests whose growth is not known grow as those that have as many bytes.
+/// @param tolerance the share of their bytes by which these may differ.
+void Need::grow_like(const GrowthByBytes& all, double tolerance) {
+  for (std::size_t i = trace_->older; i < growth_.size(); ++i) {
+    const std::int64_t bytes = trace_->requests[i].bytes;
+    const auto off = [&](const auto& place) { return std::abs(place->first - bytes); };
+    auto nearest = all.lower_bound(bytes);
+    if (nearest != all.begin() &&
+        (nearest == all.end() || off(std::prev(nearest)) < off(nearest))) {
+      --nearest;
+    }
+    if (!growth_[i] && nearest != all.end() &&
+        static_cast<double>(off(nearest)) <= tolerance * static_cast<double>(bytes)) {
+      growth_[i] = nearest->second;
     }
   }
 }
 
-/// Requests whose growth no other run shows grow as those that were traced and have as many bytes
-/// here; of several, as the one that grows fastest.
-void Need::grow_as(const Need& traced) {
-  constexpr double kSameBytes = 0.001;  // sizes are whole numbers
-  struct Bytes {
-    double at_half, at_double;  // of the size
-  };
-  std::map<std::int64_t, Bytes> like;  // by bytes at the size
-  for (std::size_t i = traced.trace_->older; i < traced.growth_.size(); ++i) {
-    if (traced.growth_[i]) {
-      const auto at = [&](double size) { return static_cast<double>(traced.bytes_at(i, size, 1)); };
-      const Bytes grows{.at_half = at(size_ / 2), .at_double = at(2 * size_)};
-      Bytes& place = like.try_emplace(traced.bytes_at(i, size_, 1), grows).first->second;
-      place = grows.at_double > place.at_double ? grows : place;
-    }
-  }
+double Need::share_known() const {
   double all = 0;
   double known = 0;
   for (std::size_t i = trace_->older; i < growth_.size(); ++i) {
-    const std::int64_t request = trace_->requests[i].bytes;
-    const auto bytes = static_cast<double>(request);
+    const auto bytes = static_cast<double>(trace_->requests[i].bytes);
     all += bytes;
-    const auto off = [&](const auto& place) { return std::abs(place->first - request); };
-    auto nearest = like.lower_bound(request);
-    if (nearest != like.begin() &&
-        (nearest == like.end() || off(std::prev(nearest)) < off(nearest))) {
-      --nearest;
-    }
-    if (!growth_[i] && nearest != like.end() &&
-        static_cast<double>(off(nearest)) <= kSameBytes * bytes) {
-      growth_[i] = Growth{.up = {bytes, size_, nearest->second.at_double, 2 * size_},
-                          .down = {bytes, size_, nearest->second.at_half, size_ / 2}};
-    }
     known += growth_[i] ? bytes : 0.0;
   }
-  known_ = all > 0 ? known / all : 0;
+  return all > 0 ? known / all : 0;
+}
+
+/// What failed attempts have left, and by how much they needed more than was expected.
+void Need::learn_from_failures(std::span<const Attempt> attempts, const Left& left) {
+  int fits = 0;  // since the attempt
+  for (const Attempt& attempt : std::views::reverse(attempts)) {
+    fits += attempt.fitted() ? 1 : 0;
+    if (fits > 1) {
+      return;  // they know better
+    }
+    if (fits == 0 && attempt.trace) {
+      for (const Trace::Request& request : attempt.trace->requests) {
+        leftover_ += left(request);
+      }
+    }
+    const double step = static_cast<double>(attempt.size()) - size_;
+    if (attempt.expected && attempt.need() && step > 0) {
+      const auto bytes = static_cast<double>(*attempt.need() - *attempt.expected);
+      short_per_item_ = std::max(short_per_item_, bytes / step);
+    }
+  }
+}
+
+/// What the next call will find, and free or replace.
+void Need::find_what_is_there(const Left& left) {
+  const auto& requests = trace_->requests;
+  for (std::size_t i = trace_->older; i < requests.size(); ++i) {
+    there_[i] = requests[i].adds_up ? 0.0 : left(requests[i]);
+  }
+  for (std::size_t i = 0; i < trace_->older; ++i) {
+    const auto bytes = static_cast<double>(requests[i].bytes);
+    if (requests[i].from_failure && !requests[i].made_again) {
+      there_[i] = bytes;
+      missing_ += bytes;
+    }
+    if (requests[i].successor != Trace::kNone) {
+      const std::size_t successor = index_of(requests[i].successor);
+      there_[i] = left(requests[successor]);
+      there_[successor] = 0;
+    }
+    if (foreseen()) {
+      there_[i] = bytes;
+    }
+  }
+}
+
+/// A run that needed more than was traced on fake tensors raises all of it.
+void Need::learn_from_runs(std::span<const Attempt> attempts) {
+  for (const Attempt& attempt : attempts) {
+    if (!is_foreseen(attempt) && attempt.need()) {
+      const Held expected = held(static_cast<double>(attempt.size()), 1);
+      const double bytes = expected.most - already_there(expected, attempt.available);
+      scale_ = bytes > 0 ? std::max(scale_, static_cast<double>(*attempt.need()) / bytes) : scale_;
+    }
+  }
 }
 
 /// What a later call frees before it begins, such as gradients, is known from what was traced: it
@@ -242,10 +266,10 @@ void Need::free_as(const Need& traced) {
   std::size_t e = 0;
   for (; e < trace.later; ++e) {
     const std::int32_t event = trace.events[e];
-    is_left[static_cast<std::size_t>(event < 0 ? ~event : event)] = event >= 0;
+    is_left[index_of(event < 0 ? ~event : event)] = event >= 0;
   }
   for (; e < trace.events.size() && trace.events[e] < 0; ++e) {
-    is_freed[detail::index_of(~trace.events[e])] = true;
+    is_freed[index_of(~trace.events[e])] = true;
   }
   std::map<std::int64_t, std::vector<bool>> there;  // by bytes: whether it is freed
   for (std::size_t i = trace.older; i < is_left.size(); ++i) {
@@ -306,7 +330,7 @@ Need::Held Need::held(double size, double power, bool frees_first) const {
   }
   double most = std::max(now, 0.0);
   for (const std::int32_t event : trace_->events) {
-    const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+    const auto request = index_of(event < 0 ? ~event : event);
     if (event < 0) {
       now -= (request < trace_->older ? there_ : bytes)[request];
     } else {
@@ -376,7 +400,7 @@ class Need::Device {
     for (std::size_t e = 0; trace_.tolerates_refusal && e + 1 < trace_.events.size(); ++e) {
       const std::int32_t event = trace_.events[e];
       if (event >= 0 && trace_.events[e + 1] == ~event) {
-        optional_[static_cast<std::size_t>(event)] = true;
+        optional_[index_of(event)] = true;
       }
     }
   }
@@ -397,10 +421,10 @@ class Need::Device {
     };
     for (std::size_t e = later ? trace_.later : 0; e < trace_.events.size(); ++e) {
       const std::int32_t event = trace_.events[e];
-      const auto request = static_cast<std::size_t>(event < 0 ? ~event : event);
+      const auto request = index_of(event < 0 ? ~event : event);
       if (event < 0 && is_older(request)) {
         const std::int32_t successor = trace_.requests[request].successor;
-        release(before[successor == Trace::kNone ? request : static_cast<std::size_t>(successor)]);
+        release(before[successor == Trace::kNone ? request : index_of(successor)]);
       } else if (event < 0) {
         release(held_[request]);
       } else {

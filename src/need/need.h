@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,6 +74,21 @@ class BRIM_API Need {
 
   Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
        std::optional<std::int64_t> available);
+  struct Growth {
+    detail::RequestGrowth up;    // at larger sizes
+    detail::RequestGrowth down;  // at smaller ones
+  };
+  using GrowthByBytes = std::map<std::int64_t, Growth>;
+  using Left = std::function<double(const Trace::Request&)>;
+
+  [[nodiscard]] GrowthByBytes match(const Attempt& newest, std::span<const Attempt> attempts);
+  static void add_faster(GrowthByBytes& all, std::int64_t bytes, const Growth& growth, double size);
+  [[nodiscard]] GrowthByBytes growth_at(double size) const;
+  void grow_like(const GrowthByBytes& all, double tolerance);
+  [[nodiscard]] double share_known() const;
+  void learn_from_failures(std::span<const Attempt> attempts, const Left& left);
+  void find_what_is_there(const Left& left);
+  void learn_from_runs(std::span<const Attempt> attempts);
   struct Held {
     double most;
     double left;  // at the end, more than at the beginning
@@ -80,7 +96,6 @@ class BRIM_API Need {
   [[nodiscard]] Held held(double size, double power, bool frees_first = false) const;
   [[nodiscard]] double already_there(const Held& held, std::optional<std::int64_t> available) const;
   [[nodiscard]] double power_above(double size, double power) const;
-  void grow_as(const Need& traced);
   void free_as(const Need& traced);
   [[nodiscard]] std::int64_t bytes_at(std::size_t request, double size, double power) const;
 
@@ -88,10 +103,6 @@ class BRIM_API Need {
   double size_;
   double known_ = 0;
   bool recorded_;
-  struct Growth {
-    detail::RequestGrowth up;    // at larger sizes
-    detail::RequestGrowth down;  // at smaller ones
-  };
   std::vector<std::optional<Growth>> growth_;  // by request; empty: not known
   /// By request of what was held before: bytes that the next call will free there.
   /// By one of the call itself: bytes that it left and the next call replaces, as far as is known.

@@ -186,8 +186,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     // Nothing is known of other sizes: one slightly larger shows it.
     if (!known && choice == size) {
       const auto part = static_cast<double>(size) * (1 + 1 / search::kLearningPart);
-      const std::int64_t above =
-          clamp(part, std::min(lattice(options_).above(size), high), high);
+      const std::int64_t above = clamp(part, std::min(lattice(options_).above(size), high), high);
       const std::int64_t learns = detail::largest_up_to(size, above, [&](std::int64_t each) {
         return need->upper(static_cast<double>(each), options_.power) <= usable();
       });

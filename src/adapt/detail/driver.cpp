@@ -58,8 +58,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
         monitor.begin_observed();
       } else {
         monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
-                      still_moving(known.attempts), last_trace(known.attempts),
-                      search.expected());
+                      still_moving(known.attempts), last_trace(known.attempts), search.expected());
       }
       failure = attempt(search.next());
     }

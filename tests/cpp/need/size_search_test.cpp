@@ -524,8 +524,8 @@ TEST(SizeSearch, HeavierCallFailsAtMostOnceMoreThanHalvingAndDoesNotEndBelowIt) 
 TEST(SizeSearch, FitStaysWhereItsBytesFitInSlightlyLessMemory) {
   for (const Shows shows : {Shows::trace, Shows::peak}) {
     for (const int unforeseen : {0, 2}) {
-      SizeSearch search({.upper = 1000,
-                         .circumstances = {.available = 995 * kMiB, .packs = false}});
+      SizeSearch search(
+          {.upper = 1000, .circumstances = {.available = 995 * kMiB, .packs = false}});
       for (int i = 0; i < unforeseen; ++i) {
         Attempt failed = attempt(kRemembered, 910 + i, 1000 * kMiB, 0, shows);
         failed.expected = 900 * kMiB;
