@@ -21,7 +21,6 @@ constexpr double kStepUnknown = 1.5;
 // Where even that may not fit, a size larger by this part shows how the need grows.
 constexpr double kLearningPart = 16;
 // Of a step up, this part is left for the next call: padded sizes and small tensors are not seen.
-// Likewise of a size that one tensor was taken to limit.
 constexpr std::int64_t kReservedPart = 32;
 // After so many failures that were not foreseen, only the bracket counts.
 constexpr int kMostUnforeseen = 2;
@@ -41,10 +40,8 @@ constexpr double kWorthMoving = 1.0 / 100;
 constexpr double kWorthMovingInParts = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
-// A failure whose last request is this share of its need failed because of one tensor. Two such
-// failures whose requests grew this much in proportion show the need itself.
-constexpr double kDominates = 0.5;
-constexpr double kProportional = 0.98;
+// Of a size that a single failure suggests, this share is left for small tensors.
+constexpr double kGuessMargin = 1.0 / 64;
 
 // The first part of a range is this share of its upper bound, and until the growth is known each
 // next one is at most so much larger.

@@ -263,55 +263,18 @@ std::int64_t SizeSearch::traced_choice(std::int64_t high) {
                                                  lattice(options_).above(best_), high);
 }
 
-/// The size that fits if one tensor makes up the need, which then grows between two failures as it
-/// did before; 0 if they do not look like that.
-std::int64_t SizeSearch::size_of_one_tensor() const {
-  std::vector<const Attempt*> failures;
-  for (const Attempt& attempt : known_) {
-    const bool is_one = !attempt.fitted() && attempt.need() && attempt.left == 0 &&
-                        static_cast<double>(*attempt.requested) >=
-                            search::kDominates * static_cast<double>(*attempt.need());
-    if (is_one && !attempt.remembered) {
-      failures.push_back(&attempt);
-    }
-  }
-  std::ranges::sort(failures, {}, [](const Attempt* attempt) { return attempt->size(); });
-  if (failures.size() < 2 || failures.front()->size() != failure_) {
-    return 0;
-  }
-  const Attempt& last = *failures[0];
-  const Attempt& before = *failures[1];
-  const auto grows = [&](const std::optional<std::int64_t>& bytes,
-                         const std::optional<std::int64_t>& then) {
-    return detail::RequestGrowth(static_cast<double>(*bytes), static_cast<double>(last.size()),
-                                 static_cast<double>(*then), static_cast<double>(before.size()));
-  };
-  const auto held = grows(last.peak, before.peak);
-  const auto asked = grows(last.requested, before.requested);
-  // Equal tensors that fail one after the other do not grow in proportion.
-  if (static_cast<double>(asked.at(2.0 * static_cast<double>(last.size()))) <
-      2.0 * search::kProportional * static_cast<double>(*last.requested)) {
-    return 0;
-  }
-  const std::int64_t most = detail::largest_that_holds(0, failure_, [&](std::int64_t size) {
-    const auto at = static_cast<double>(size);
-    return static_cast<double>(held.at(at) + asked.at(at)) <= usable();
-  });
-  return most - most / (2 * search::kReservedPart);  // for the small ones beside it
-}
-
 /// The next size that halving would try, without those that cannot fit. In between it tries what
 /// fitted earlier, or what it calculates, as long as it has failed no more often than halving would
 /// have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
+  double need = 0;                               // of the failure, at least; 0: not known
   const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
     return !attempt.fitted() && attempt.size() == failure_;
   });
   if (available_ >= 0 && failed != known_.rend() && failed->need()) {
     // What it left, the next attempt need not make. Nothing grows faster than with the cube.
-    const auto need =
-        static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
+    need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
     // All that is available counts: halving would try a size that just fits.
     largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
   }
@@ -331,8 +294,13 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
   std::int64_t guess = best_;
   if (guess <= half) {
     guess = expected_choice(high);
-    if (guess == 0 && available_ >= 0) {
-      guess = has_need ? largest_expected(*need_, high, Need::kSquare) : size_of_one_tensor();
+    if (guess == 0 && has_need) {
+      guess = largest_expected(*need_, high, Need::kSquare);
+    } else if (guess == 0 && need > 0) {
+      // It fits if the work failed where it holds most, and grows in proportion. If not, the second
+      // failure shows how it grows. Some is left for small tensors.
+      const double most = usable() / need * (1 - search::kGuessMargin);
+      guess = static_cast<std::int64_t>(static_cast<double>(failure_) * std::clamp(most, 0.0, 1.0));
     }
     const Attempt* last = last_fit();
     if (has_need && last != nullptr && last->size() <= high && !cannot_fit(last->size())) {

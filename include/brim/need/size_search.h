@@ -140,7 +140,6 @@ class BRIM_API SizeSearch {
   [[nodiscard]] std::int64_t first_choice(std::int64_t high);
   [[nodiscard]] std::int64_t expected_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t traced_choice(std::int64_t high);
-  [[nodiscard]] std::int64_t size_of_one_tensor() const;
   [[nodiscard]] std::int64_t shrink_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t narrow_choice(std::int64_t high) const;
   [[nodiscard]] std::int64_t probe_choice(std::int64_t high);

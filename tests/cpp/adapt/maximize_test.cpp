@@ -126,7 +126,7 @@ TEST(Maximize, TwoParametersUnderABudgetComeCloseAndAreRemembered) {
   for (int call = 0; call < 3; ++call) {
     std::vector<Attempt> attempts;
     maximize(search, work, {.memory = &memory, .attempts = &attempts});
-    EXPECT_LE(failures_of(attempts), call == 0 ? 3 : 0);
+    EXPECT_LE(failures_of(attempts), call == 0 ? 5 : 0);  // halving: 4
     EXPECT_EQ(attempts.back().values[1], 40);
     EXPECT_GE(attempts.back().values[0], 8 * 1024 / 40 * (call == 1 ? 90 : 97) / 100);
   }
