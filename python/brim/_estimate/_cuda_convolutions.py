@@ -59,9 +59,7 @@ class Convolution(NamedTuple):
     @property
     def _last(self) -> bool:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        return self.x.dim() in formats and self.x.is_contiguous(
-            memory_format=formats[self.x.dim()]
-        )
+        return self.x.dim() in formats and self.x.is_contiguous(memory_format=formats[self.x.dim()])
 
     def _copies(self) -> tuple[int, int]:
         """Bytes of input and output, and elements of the weights, with channels in 16 bytes."""
@@ -85,7 +83,7 @@ class Convolution(NamedTuple):
             return padded + bytes_of(self.weight)
         if self._by_torch or self._is_product:
             return 0
-        depth = math.prod(self.weight.shape[1:])
+        depth = self.groups * math.prod(self.weight.shape[1:])
         if self.x.size(1) < 16 if self._half else depth < _LEAST_DEPTH:
             return 0
         return self._copied()

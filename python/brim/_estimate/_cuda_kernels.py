@@ -174,16 +174,16 @@ class CudaTemporaries:
 
     def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
         stride, _, dilation, transposed, _, groups = args[3:9]
-        ends = (outputs[0], args[1], args[0]) if transposed else (args[0], args[1], outputs[0])
-        one = Convolution(*ends, stride, dilation, groups, self._multiprocessors)
+        x, out = (outputs[0], args[0]) if transposed else (args[0], outputs[0])
+        one = Convolution(x, args[1], out, stride, dilation, groups, self._multiprocessors)
         return one.of_input() if transposed else one.of_output()
 
     # A workspace for each gradient, one after the other; the bias's is a sum.
     def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        grad, x, weight = args[:3]
+        grad, first, weight = args[:3]
         stride, _, dilation, transposed, _, groups, mask = args[4:11]
-        ends = (grad, weight, x) if transposed else (x, weight, grad)
-        one = Convolution(*ends, stride, dilation, groups, self._multiprocessors)
+        x, out = (grad, first) if transposed else (first, grad)
+        one = Convolution(x, weight, out, stride, dilation, groups, self._multiprocessors)
         of_input = one.of_output() if transposed else one.of_input()
         of_bias = 0
         if mask[2]:
