@@ -48,7 +48,7 @@ def test_recurrent_layers_take_what_was_measured(row: Any) -> None:
             weights.append(torch.empty(gates * width, *shape, **options))
     x = torch.empty(steps, batch, entered, **options)
     state = torch.empty(layers * directions, batch, width, **options)
-    sizes = (mode, width, 0, layers, False, 0.0, train, directions == 2, [], None)
+    sizes: Any = (mode, width, 0, layers, False, 0.0, train, directions == 2, [], None)
     args = (x, weights, 4, None, state, None, *sizes)
     all_of_it = workspace + kept
     assert workspace_of_cudnn_rnn(args) == pytest.approx(workspace, abs=0.01 * all_of_it)
@@ -73,6 +73,20 @@ def test_recurrent_layers_run_in_float16_under_every_autocast_of_cuda(
     assert half.by_kind["activation"] < 0.65 * full.by_kind["activation"]
 
 
+def test_packed_sequences_are_one_operator_too() -> None:
+    net, x, state = nn.GRU(64, 128), torch.randn(1200, 64), torch.zeros(1, 16, 128)
+    samples = torch.tensor([16] * 50 + [8] * 50)
+    weights: Any = net._flat_weights
+
+    def step() -> None:
+        out = torch.gru(x, samples, state, weights, True, 1, 0.0, True, False)[0]
+        out.sum().backward()  # type: ignore[no-untyped-call]
+
+    found = brim.estimate(step, device="cuda", capacity="1GiB")
+    kept = [one.bytes for one in found.largest if one.kind.name == "activation"]
+    assert kept[0] == 6 * 100 * 16 * 128 * 4  # as if all had all steps
+
+
 def test_gradients_of_recurrent_weights_share_a_buffer() -> None:
     net, x = nn.GRU(32, 64), torch.randn(4, 2, 32)
 
@@ -92,6 +106,7 @@ _CONVOLUTIONS = [
     ((4, 2048, 32, 32), 512, 3, 1, 1, 1, "float32", (None, 79692288, 79692288)),
     ((32, 512, 13, 13), 1000, 1, 1, 1, 1, "float32", (0, 0, 65536000)),
     ((16, 1024, 14, 14), 1024, 1, 1, 1, 1, "bfloat16", (0, 0, 12845568)),
+    ((32, 320, 7, 7), 1280, 1, 1, 1, 1, "bfloat16", (0, 0, 52428800)),
     ((16, 256, 56, 56), 256, 3, 2, 1, 32, "float32", (64299520, 64299520, 65479680)),
     ((16, 24, 28, 28, 28), 58, 3, 1, 3, 1, "bfloat16", (None, 61899792, 63374871)),
     ((16, 256, 12544), 256, 3, 1, 4, 1, "bfloat16", (205914259, 205914259, 220856999)),
