@@ -68,6 +68,9 @@ class Convolution(NamedTuple):
         for tensor in (self.x, self.out):
             channels = tensor.size(1) // self.groups
             padded = _up(channels, unit) * unit
+            # A group as wide as its outputs is a square tile.
+            if self.groups > 1 and channels > unit and self.x.size(1) == self.out.size(1):
+                padded = min(1 << (channels - 1).bit_length(), _up(channels, 32) * 32)
             few = channels < unit and (self.groups > 1 or not self._half)
             if few or (self.groups > 1 and self._last and self._half):
                 padded = channels
