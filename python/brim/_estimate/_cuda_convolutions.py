@@ -115,8 +115,8 @@ class Convolution(NamedTuple):
         if self._is_product:  # gradients of single samples, unless these are larger
             separate = self.x.size(0) * single
             widens = self.out.size(1) >= 4 * self.x.size(1) and math.prod(self.x.shape[2:]) < 64
-            is_worth = separate <= moved * (1 if self._half else 3)
-            return separate if is_worth or (self._half and widens) else moved
+            most = 3 if not self._half else 12 if widens else 1
+            return separate if separate <= most * moved else moved
         if not self._is_copied() or (self._half and self.groups > 1):
             return 0
         # Where the product has few tiles, the sum is cut into parts, one for each multiprocessor.
