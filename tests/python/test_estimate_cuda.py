@@ -130,7 +130,7 @@ def test_recurrent_layers_on_cuda_are_one_operator(kind: type[nn.RNNBase]) -> No
     step = training(Recurrent(kind), torch.randn(256, 32, 64))
     predicted = brim.estimate(step, device="cuda", capacity="1GiB")
     outputs = 256 * 32 * 64 * 4
-    gates = 5 if kind is nn.LSTM else 4
+    gates = 5 if kind is nn.LSTM else 6
     kept = [one.bytes for one in predicted.largest if one.kind.name == "activation"]
     assert kept[0] == pytest.approx((2 * gates + 1) * outputs, rel=0.01)
 

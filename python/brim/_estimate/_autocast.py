@@ -1,8 +1,8 @@
 """CUDA's autocast for fake tensors.
 
 Torch's own wrappers ask a tensor whether it is on CUDA, and a fake one says no to C++ code (see
-`Tracer`); so do those of brim's operators. These follow the same lists (ATen/autocast_mode.h), and
-the same cache of casted weights.
+`Tracer`); so do those of brim's operators. These follow the same lists (ATen/autocast_mode.h), as
+far as this version of torch has them, and the same cache of casted weights.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from brim._estimate._temporaries import by_name, tensors_in
 _Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
 
 _LOWER = """
-_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
-addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d
+conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
+cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm
+baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell
+gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
 scaled_dot_product_attention
 """
 _FLOAT32 = """
@@ -30,8 +32,11 @@ pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm grou
 cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
 kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
 soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist
-cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
-upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
+cdist renorm logsumexp frobenius_norm.dim nuclear_norm nuclear_norm.dim linalg_vector_norm
+linalg_matrix_norm linalg_matrix_norm.str_ord upsample_nearest1d _upsample_nearest_exact1d
+upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
+upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d
+upsample_bicubic2d _upsample_bicubic2d_aa
 """
 _FLOAT32_RESULT = "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
 _WIDEST = (
@@ -55,6 +60,7 @@ class Autocast:
             ("aten", _FLOAT32, self._float32),
             ("aten", _FLOAT32_RESULT, self._float32_result),
             ("aten", _WIDEST, self._widest),
+            ("aten", "_cudnn_rnn", self._float16_anew),
             ("brim", "linear conv prelu", self._lower_layer),
             ("brim", "layer_norm group_norm rms_norm", self._float32_inside),
             ("brim", "softplus", self._float32),
@@ -64,7 +70,7 @@ class Autocast:
                 packet, _, overload = name.partition(".")
                 ops = getattr(getattr(torch.ops, namespace), packet, None)
                 op = getattr(ops, overload or "default", None)
-                if op is not None:
+                if op is not None and (namespace == "brim" or _has_wrapper(op)):
                     kernel = _kernel(op, run)
                     libraries[namespace].impl(name, kernel, "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
 
@@ -91,6 +97,12 @@ class Autocast:
 
     def _lower(self, op: Any, args: Any, kwargs: Any) -> Any:
         return self._all(op, args, kwargs, torch.get_autocast_dtype("cuda"))
+
+    def _float16_anew(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """Takes float16 whatever autocast's type is, and a new buffer for the weights."""
+        half = torch.float16
+        args = tree_map(lambda value: value.to(half) if _is_eligible(value) else value, args)
+        return op(*args, **kwargs)
 
     def _float32(self, op: Any, args: Any, kwargs: Any) -> Any:
         return self._all(op, args, kwargs, torch.float32)
@@ -129,6 +141,11 @@ class Autocast:
         if any(tensor.dtype == torch.float32 for tensor in found):
             return self._float32(op, args, kwargs)
         return op(*args, **kwargs)
+
+
+def _has_wrapper(op: Any) -> bool:
+    """Whether this version of torch treats the operator: the others are made of such."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCUDA"))
 
 
 def _is_eligible(value: Any) -> bool:

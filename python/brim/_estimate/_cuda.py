@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from brim._estimate._autocast import Autocast
+from brim._estimate._cuda_rnns import LSTM, MODES
 from brim._state.undoing import Undoing, set_attribute
 
 aten = torch.ops.aten
-
-_LSTM, _GRU = 2, 3  # torch's numbers of cuDNN's modes
 
 
 def choose_cuda(
@@ -58,13 +57,16 @@ def choose_cuda(
                 libraries["aten"].impl(name, chosen, key, allow_override=True)  # type: ignore[no-untyped-call]
     set_attribute(undo, torch.autocast, "__init__", new_autocast)
     set_attribute(undo, torch.autocast, "__exit__", leave_autocast)
-    for place, replacement in (
+    replacements: list[tuple[str, Callable[..., Any]]] = [
         ("cuda.amp.common.amp_definitely_not_available", lambda: False),
         ("cuda.is_bf16_supported", lambda *_, **__: True),
         ("cuda.empty_cache", empty_cache),
         # No kernel runs, so checkpoints need no random state of the device.
         ("utils.checkpoint.get_device_states", lambda *_: ([], [])),
-    ):
+    ]
+    if not torch.cuda.is_available():  # an H200 is assumed
+        replacements.append(("cuda.get_device_capability", lambda *_, **__: (9, 0)))
+    for place, replacement in replacements:
         *holders, name = place.split(".")
         holder = functools.reduce(getattr, holders, torch)
         set_attribute(undo, holder, name, instead_of(getattr(holder, name), replacement, is_here))
@@ -97,30 +99,24 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     return out
 
 
-def _cudnn_rnn(mode: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _cudnn_rnn(mode: int, packed: bool = False) -> Callable[..., tuple[torch.Tensor, ...]]:
     """One operator of cuDNN for all layers and steps."""
 
-    def run(
-        x: torch.Tensor,
-        hx: Any,
-        params: Sequence[torch.Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[torch.Tensor, ...]:
-        hidden, cell = hx if mode == _LSTM else (hx, None)
+    def run(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+        lengths = given[0].tolist() if packed else []
+        hx, params, has_biases, layers, dropout, train, both = given[packed : packed + 7]
+        batch_first = not packed and given[7]
+        hidden, cell = hx if mode == LSTM else (hx, None)
         width = hidden.size(2) if cell is None else cell.size(2)
         projected = hidden.size(2) if hidden.size(2) != width else 0
         in_layer = (4 if has_biases else 2) + (1 if projected else 0)  # tensors
         if batch_first:  # cuDNN's output has the steps outside
             x = x.transpose(0, 1)
-        weights = (list(params), in_layer, x.new_empty(0))
-        sizes = (width, projected, num_layers)
-        flags: tuple[Any, ...] = (False, dropout, train, bidirectional, [], None)
-        out = aten._cudnn_rnn(x, *weights, hidden, cell, mode, *sizes, *flags)
+        # torch.nn's modules keep weights in one buffer, but not those of bfloat16.
+        in_buffer = 0 if x.dtype != torch.bfloat16 else sum(w.numel() for w in params)
+        weights = (list(params), in_layer, params[0].new_empty(in_buffer))
+        rest = (mode, width, projected, layers, False, dropout, train, both, lengths, None)
+        out = aten._cudnn_rnn(x, *weights, hidden, cell, *rest)
         states = out[1:2] if cell is None else out[1:3]
         return out[0].transpose(0, 1) if batch_first else out[0], *states
 
@@ -184,7 +180,10 @@ def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "dropout": _dropout,
-    "gru.input": _cudnn_rnn(_GRU),
-    "lstm.input": _cudnn_rnn(_LSTM),
+    **{
+        f"{name}.{form}": _cudnn_rnn(mode, form == "data")
+        for name, mode in zip(("rnn_relu", "rnn_tanh", "lstm", "gru"), MODES, strict=True)
+        for form in ("input", "data")
+    },
     "scaled_dot_product_attention": _attention,
 }

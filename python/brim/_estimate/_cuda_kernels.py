@@ -1,11 +1,12 @@
 """What CUDA's kernels allocate inside: a table by operator, with the reason of each entry.
 
 The rules were found on an H200 with torch 2.11 by measuring each operator of 24 training steps; the
-libraries' heuristics are not public, so those of convolutions and LSTMs are approximations.
+libraries' heuristics are not public, so those of convolutions are approximations.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 
 from brim import _C
+from brim._estimate._cuda_convolutions import Convolution
+from brim._estimate._cuda_rnns import RULES as RULES_OF_RNNS
 from brim._estimate._known import known_operators
 from brim._estimate._temporaries import (
     Rule,
@@ -33,7 +36,6 @@ _GEMMS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.de
 _HOPPER_WORKSPACE = 4096 * 8 * 1024
 _OTHER_WORKSPACE = (4096 * 2 + 16 * 8) * 1024
 _DROPOUT_STATE = 48 << 10  # for each multiprocessor
-_MOST_PARTIAL_GRADIENTS = 9 << 20  # bytes of one convolution's weight
 
 
 def _up(a: int, b: int) -> int:
@@ -42,23 +44,6 @@ def _up(a: int, b: int) -> int:
 
 def _power_of_2(n: int) -> int:
     return 1 << (n.bit_length() - 1)
-
-
-def _rnn_parts(args: Any) -> tuple[int, int]:
-    """Bytes of gates and outputs of all layers and steps, and of one layer's outputs."""
-    x, weights, hidden = args[0], args[1], args[4]
-    layers, _, width = hidden.shape
-    outputs = x.numel() // x.size(-1) * width * x.element_size()
-    gates = weights[0].size(0) // width  # 4 of an LSTM, 3 of a GRU
-    return (gates + 1) * layers * outputs, outputs
-
-
-def reserved_by_cudnn_rnn(args: Any) -> int:
-    """What cuDNN's LSTM keeps for backward: the above, and what is between the layers."""
-    if not args[12]:  # not training
-        return 0
-    gates, outputs = _rnn_parts(args)
-    return gates + (int(args[9]) - 1) * outputs
 
 
 def _workspace_setting(default: int) -> int:
@@ -97,7 +82,12 @@ class CudaTemporaries:
             "_ctc_loss_backward.Tensor": lambda args, outputs: bytes_of(args[6]),
             "mse_loss smooth_l1_loss": of_reduced_loss,
             "upsample_nearest2d_backward": lambda args, outputs: copy_of(args[0]),
-            "_cudnn_rnn _cudnn_rnn_backward": lambda args, outputs: _rnn_parts(args)[0],
+            **RULES_OF_RNNS,
+            "_fft_c2c _fft_r2c": lambda args, outputs: self._batch_copy(args[0], args[1]),
+            # The library writes over its input.
+            "_fft_c2r": lambda args, outputs: (
+                bytes_of(args[0]) + self._batch_copy(args[0].contiguous(), args[1])
+            ),
             "_scaled_dot_product_cudnn_attention_backward": self._cudnn_attention,
             "_scaled_dot_product_flash_attention_backward": self._cudnn_attention,
             "_scaled_dot_product_efficient_attention_backward": self._efficient_attention,
@@ -182,49 +172,31 @@ class CudaTemporaries:
         parts = element * outs * blocks
         return parts if fastest_is_reduced else parts * block_x * vector
 
-    # cuDNN's tensor cores want channels last: the other layout is transposed in a workspace.
     def _convolution(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        x, weight, out = args[0], args[1], outputs[0]
-        if x.is_contiguous(memory_format=torch.channels_last) and x.dim() == 4:
-            padded = _up(x.size(1), 8) * 8 * bytes_of(x) // x.size(1) if x.size(1) <= 4 else 0
-            return padded + bytes_of(weight)
-        if args[8] > 1 or weight.size(0) < 32:
-            return 0  # a kernel of torch, or one that needs none
-        if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in args[3]):
-            return 0
-        return bytes_of(x) + bytes_of(out) + bytes_of(weight)
+        stride, _, dilation, transposed, _, groups = args[3:9]
+        x, out = (outputs[0], args[0]) if transposed else (args[0], outputs[0])
+        one = Convolution(x, args[1], out, stride, dilation, groups, self._multiprocessors)
+        return one.of_input() if transposed else one.of_output()
 
     # A workspace for each gradient, one after the other; the bias's is a sum.
     def _convolution_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        grad, x, weight, mask = args[0], args[1], args[2], args[10]
-        of_input, of_weight = self._convolution_gradients(grad, x, weight, args[4], args[9])
+        grad, first, weight = args[:3]
+        stride, _, dilation, transposed, _, groups, mask = args[4:11]
+        x, out = (grad, first) if transposed else (first, grad)
+        one = Convolution(x, weight, out, stride, dilation, groups, self._multiprocessors)
+        of_input = one.of_output() if transposed else one.of_input()
         of_bias = 0
         if mask[2]:
             of_bias = self._reduction_of(grad, [d for d in range(grad.dim()) if d != 1])
-        return tuple(
-            size for size, made in zip((of_input, of_weight, of_bias), mask, strict=True) if made
-        )
+        sizes = (of_input, one.of_weight() if mask[1] else 0, of_bias)
+        return tuple(size for size, made in zip(sizes, mask, strict=True) if made)
 
-    def _convolution_gradients(
-        self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Any, groups: int
-    ) -> tuple[int, int]:
-        single = 4 * weight.numel()
-        if groups > 1:
-            spread = x.dtype == torch.float32 and math.prod(x.shape[2:]) >= 784
-            return 0, 8 * bytes_of(x) if spread and not x.is_contiguous() else 0
-        if x.is_contiguous(memory_format=torch.channels_last) and x.size(1) > 4:
-            return 0, single
-        if weight.size(0) < 32:
-            return 0, 0
-        # The sum over samples and places is cut into parts, each with a float32 gradient.
-        parts = min(15 if x.dtype == torch.float32 else 4, _MOST_PARTIAL_GRADIENTS // single)
-        of_input = bytes_of(grad) + bytes_of(x) + bytes_of(weight)
-        of_weight = bytes_of(grad) + bytes_of(x) + parts * single
-        if math.prod(weight.shape[2:]) == 1 and all(step == 1 for step in stride):
-            of_input = 0
-            if math.prod(x.shape[2:]) >= 784:
-                of_weight = x.size(0) * single  # gradients of single samples
-        return of_input, of_weight
+    # cuFFT wants the other dimensions as one, in the order in which they lie in memory.
+    def _batch_copy(self, x: torch.Tensor, dims: list[int]) -> int:
+        transformed = {d % x.dim() for d in dims}
+        rest = sorted((x.stride(d), x.size(d)) for d in range(x.dim()) if d not in transformed)
+        joined = all(b[0] == a[0] * a[1] for a, b in itertools.pairwise(rest))
+        return 0 if joined else bytes_of(x)
 
     # Sorted indices, and float32 sums over at most 10 rows that have the same index.
     def _embedding_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:

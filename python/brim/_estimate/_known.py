@@ -52,7 +52,8 @@ upsample_trilinear3d var var_mean
 
 # Nothing on CUDA.
 _NOTHING_ON_CUDA = """
-addmm avg_pool2d avg_pool2d_backward baddbmm bmm _log_softmax _log_softmax_backward_data mm
+addmm avg_pool2d avg_pool2d_backward baddbmm bmm _grouped_mm _log_softmax
+_log_softmax_backward_data mm
 native_batch_norm native_batch_norm_backward native_dropout native_dropout_backward
 native_group_norm native_group_norm_backward _scaled_dot_product_cudnn_attention
 _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention _softmax

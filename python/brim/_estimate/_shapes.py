@@ -77,3 +77,21 @@ def by_numbers(x: object, indices: Sequence[Any]) -> Callable[..., Any] | None:
         return aten.index.Tensor(x, numbers)
 
     return run
+
+
+def grouped_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The result of `aten._grouped_mm`: torch's fake kernel takes bfloat16 only, CUDA's takes all.
+
+    Rows of a, or columns of b, belong to groups where that one has two dimensions.
+    """
+    shape = [*a.shape[-2:-1], *b.shape[-1:]]
+    if a.dim() == b.dim():  # a matrix for each group
+        groups = offsets.size(0) if offsets is not None and a.dim() == 2 else a.size(0)
+        shape.insert(0, groups)
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)

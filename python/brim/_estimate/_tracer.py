@@ -19,12 +19,13 @@ from brim import _C
 from brim._estimate._backward import InPlace, backward_now
 from brim._estimate._cpu import CpuTemporaries
 from brim._estimate._cpu_libraries import reserved_by_onednn_rnn
-from brim._estimate._cuda_kernels import CudaTemporaries, reserved_by_cudnn_rnn
+from brim._estimate._cuda_kernels import CudaTemporaries
+from brim._estimate._cuda_rnns import fake_backward, reserved_by_cudnn_rnn
 from brim._estimate._errors import EstimateError
 from brim._estimate._log import Allocation, Kind, Log
 from brim._estimate._places import ModuleStack, current_line
 from brim._estimate._quick import on_meta
-from brim._estimate._shapes import LARGEST, by_numbers
+from brim._estimate._shapes import LARGEST, by_numbers, grouped_product
 from brim._estimate._swap import Swap
 from brim._estimate._temporaries import tensors_in
 from brim._estimate._values import Values
@@ -248,11 +249,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             # It is there already; C++ code asks for a copy because it sees another device.
             return aten.detach.default(args[0])
-        if func is aten._cudnn_rnn_backward.default:  # has no fake kernel
-            x, weights, hidden, cell = args[0], args[1], args[4], args[5]
-            states = (hidden, hidden if cell is None else cell)
-            made = [torch.empty_like(tensor) for tensor in (x, *states)]
-            return (*made, [torch.empty_like(weight) for weight in weights])
+        if func is aten._cudnn_rnn_backward.default:
+            return fake_backward(args)
+        if func is aten._grouped_mm.default:
+            return grouped_product(*args, **kwargs)
         if func in _LIKE:
             return torch.empty_like(args[_LIKE[func]])
         result = func(*args, **kwargs)
