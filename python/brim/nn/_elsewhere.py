@@ -20,6 +20,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from brim import _C
 from brim.nn import _elementwise
+from brim.nn._compiled import in_compiled_code, runs_again
 
 if TYPE_CHECKING:
     from brim._C import _Operators
@@ -65,6 +66,8 @@ def via_dispatcher(name: str, *args: Any) -> Any:
     if args[0] is None:  # the dispatcher would take it for an undefined tensor
         check_arguments(name, None)
     compiling = is_compiling()
+    again = name in _PRODUCTS and args[-1] is True
+    again = name in _ASK and in_compiled_code(again or args[-1 - (name in _PRODUCTS)]) and again
     # The flag itself: up to torch 2.11, is_exporting() is true whenever torch.compile traces.
     leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()
     is_torchs = leaves or (compiling and name.removesuffix("_") not in _IN_GRAPHS)
@@ -73,7 +76,7 @@ def via_dispatcher(name: str, *args: Any) -> Any:
             return _TORCHS[name](*args)
         if compiling and name.endswith("_"):  # the compiler wants no operators that write
             return args[0].copy_(via_dispatcher(name[:-1], *args))
-        return getattr(torch.ops.brim, name)(*args)
+        return runs_again(name, *args) if again else getattr(torch.ops.brim, name)(*args)
     except Exception:
         check_arguments(name, *args)
         raise
@@ -274,5 +277,14 @@ _IN_GRAPHS = frozenset(
     if torch.Tag.pt2_compliant_tag in getattr(torch.ops.brim, name).default.tags
 )
 """What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""
+
+_PRODUCTS = ("linear", "conv")  # whose last two arguments are recompute and runs_again
+_ASK = frozenset(
+    name
+    for name in _TORCHS
+    if name in _PRODUCTS
+    or getattr(torch.ops.brim, name).default._schema.arguments[-1].name == "recompute"
+)
+"""Operators that can be asked to recompute, by their last argument."""
 
 _C.provide(via_dispatcher=via_dispatcher, is_known=is_known, is_compiling=is_compiling)
