@@ -19,9 +19,7 @@ namespace brim::nn {
 struct BRIM_API ReLUImpl : RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input) {
-    return functional::relu(input, options.inplace(), recompute);
-  }
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
 };
 TORCH_MODULE(ReLU);
 
@@ -29,9 +27,7 @@ TORCH_MODULE(ReLU);
 struct BRIM_API ReLU6Impl : RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input) {
-    return functional::relu6(input, options.inplace(), recompute);
-  }
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
 };
 TORCH_MODULE(ReLU6);
 
@@ -39,9 +35,7 @@ TORCH_MODULE(ReLU6);
 struct BRIM_API LeakyReLUImpl : RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input) {
-    return functional::leaky_relu(input, options.negative_slope(), options.inplace(), recompute);
-  }
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
 };
 TORCH_MODULE(LeakyReLU);
 
@@ -49,20 +43,23 @@ TORCH_MODULE(LeakyReLU);
 struct BRIM_API HardtanhImpl : RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input) {
-    return functional::hardtanh(input, options.min_val(), options.max_val(), options.inplace(),
-                                recompute);
-  }
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
 };
 TORCH_MODULE(Hardtanh);
+
+/// torch::nn::Threshold that keeps one bit per element for backward.
+struct BRIM_API ThresholdImpl : RecomputingLayer<ThresholdImpl, torch::nn::ThresholdImpl> {
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
+};
+TORCH_MODULE(Threshold);
 
 /// torch::nn::GELU that keeps its input.
 struct BRIM_API GELUImpl : RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input) {
-    return functional::gelu(input, options.approximate(), recompute);
-  }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(GELU);
 
@@ -70,7 +67,7 @@ TORCH_MODULE(GELU);
 struct BRIM_API SiLUImpl : RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input) { return functional::silu(input, false, recompute); }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(SiLU);
 
@@ -78,7 +75,7 @@ TORCH_MODULE(SiLU);
 struct BRIM_API MishImpl : RecomputingLayer<MishImpl, torch::nn::MishImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input) { return functional::mish(input, false, recompute); }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Mish);
 
@@ -86,19 +83,47 @@ TORCH_MODULE(Mish);
 struct BRIM_API ELUImpl : RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input) {
-    return functional::elu(input, options.alpha(), options.inplace(), recompute);
-  }
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
 };
 TORCH_MODULE(ELU);
+
+/// torch::nn::CELU that keeps its input.
+struct BRIM_API CELUImpl : RecomputingLayer<CELUImpl, torch::nn::CELUImpl> {
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
+};
+TORCH_MODULE(CELU);
+
+/// torch::nn::SELU that keeps its input.
+struct BRIM_API SELUImpl : RecomputingLayer<SELUImpl, torch::nn::SELUImpl> {
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
+};
+TORCH_MODULE(SELU);
+
+/// torch::nn::LogSigmoid that keeps its input, where torch keeps two tensors on the CPU.
+struct BRIM_API LogSigmoidImpl : RecomputingLayer<LogSigmoidImpl, torch::nn::LogSigmoidImpl> {
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
+};
+TORCH_MODULE(LogSigmoid);
+
+/// torch::nn::Softsign that keeps its input, where torch keeps two tensors.
+struct BRIM_API SoftsignImpl : RecomputingLayer<SoftsignImpl, torch::nn::SoftsignImpl> {
+  using RecomputingLayer::RecomputingLayer;
+
+  at::Tensor forward(const at::Tensor& input) { return functional::softsign(input, recompute); }
+};
+TORCH_MODULE(Softsign);
 
 /// torch::nn::Softplus that keeps its input.
 struct BRIM_API SoftplusImpl : RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input) {
-    return functional::softplus(input, options.beta(), options.threshold(), recompute);
-  }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Softplus);
 
@@ -106,7 +131,7 @@ TORCH_MODULE(Softplus);
 struct BRIM_API SigmoidImpl : RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input) { return functional::sigmoid(input, recompute); }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Sigmoid);
 
@@ -114,7 +139,7 @@ TORCH_MODULE(Sigmoid);
 struct BRIM_API TanhImpl : RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(const at::Tensor& input) { return functional::tanh(input, recompute); }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Tanh);
 
@@ -122,7 +147,7 @@ TORCH_MODULE(Tanh);
 struct BRIM_API PReLUImpl : Layer<PReLUImpl, torch::nn::PReLUImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input) { return functional::prelu(input, weight); }
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(PReLU);
 
@@ -162,7 +187,9 @@ struct BRIM_API HardswishImpl : OwnActivation<HardswishImpl> {
 TORCH_MODULE(Hardswish);
 
 /// For convert(): those with a layer of torch::nn.
-using Activations = Layers<ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, GELUImpl, SiLUImpl,
-                           MishImpl, ELUImpl, SoftplusImpl, SigmoidImpl, TanhImpl, PReLUImpl>;
+using Activations =
+    Layers<ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, ThresholdImpl, GELUImpl, SiLUImpl,
+           MishImpl, ELUImpl, CELUImpl, SELUImpl, LogSigmoidImpl, SoftsignImpl, SoftplusImpl,
+           SigmoidImpl, TanhImpl, PReLUImpl>;
 
 }  // namespace brim::nn

@@ -15,7 +15,7 @@ namespace brim::nn {
 struct BRIM_API Conv1dImpl : ProductLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
   using ProductLayer::ProductLayer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Conv1d);
 
@@ -23,7 +23,7 @@ TORCH_MODULE(Conv1d);
 struct BRIM_API Conv2dImpl : ProductLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
   using ProductLayer::ProductLayer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Conv2d);
 
@@ -31,7 +31,7 @@ TORCH_MODULE(Conv2d);
 struct BRIM_API Conv3dImpl : ProductLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
   using ProductLayer::ProductLayer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(Conv3d);
 

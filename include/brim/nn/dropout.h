@@ -12,7 +12,7 @@ namespace brim::nn {
 struct BRIM_API DropoutImpl : Layer<DropoutImpl, torch::nn::DropoutImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(at::Tensor input);
+  at::Tensor forward(at::Tensor input) { return in_region(input); }
 };
 TORCH_MODULE(Dropout);
 

@@ -19,7 +19,7 @@ namespace brim::nn {
 struct BRIM_API BatchNorm1dImpl : Layer<BatchNorm1dImpl, torch::nn::BatchNorm1dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(BatchNorm1d);
 
@@ -27,7 +27,7 @@ TORCH_MODULE(BatchNorm1d);
 struct BRIM_API BatchNorm2dImpl : Layer<BatchNorm2dImpl, torch::nn::BatchNorm2dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(BatchNorm2d);
 
@@ -35,7 +35,7 @@ TORCH_MODULE(BatchNorm2d);
 struct BRIM_API BatchNorm3dImpl : Layer<BatchNorm3dImpl, torch::nn::BatchNorm3dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(BatchNorm3d);
 
@@ -43,7 +43,7 @@ TORCH_MODULE(BatchNorm3d);
 struct BRIM_API LayerNormImpl : Layer<LayerNormImpl, torch::nn::LayerNormImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(LayerNorm);
 
@@ -51,7 +51,7 @@ TORCH_MODULE(LayerNorm);
 struct BRIM_API GroupNormImpl : Layer<GroupNormImpl, torch::nn::GroupNormImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(GroupNorm);
 

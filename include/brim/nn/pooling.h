@@ -13,36 +13,40 @@ namespace brim::nn {
 // Torch's forward is not virtual: layer.h says what follows from that.
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
-/// torch::nn::MaxPool1d that keeps one byte per output element.
-struct BRIM_API MaxPool1dImpl : Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
+/// What the three have in common.
+template <class Impl, class Base>
+// NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility): as the base classes of torch::nn
+class BRIM_API MaxPoolLayer : public Layer<Impl, Base> {
+ public:
+  using Layer<Impl, Base>::Layer;
 
   /// The maxima and their indices, as torch::nn gives them.
-  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
+  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input) {
+    return this->in_region([&] { return Base::forward_with_indices(input); });
+  }
+};
+
+/// torch::nn::MaxPool1d that keeps one byte per output element.
+struct BRIM_API MaxPool1dImpl : MaxPoolLayer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
+  using MaxPoolLayer::MaxPoolLayer;
+
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(MaxPool1d);
 
 /// torch::nn::MaxPool2d that keeps one byte per output element.
-struct BRIM_API MaxPool2dImpl : Layer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
-  using Layer::Layer;
+struct BRIM_API MaxPool2dImpl : MaxPoolLayer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
+  using MaxPoolLayer::MaxPoolLayer;
 
-  at::Tensor forward(const at::Tensor& input);
-
-  /// The maxima and their indices, as torch::nn gives them.
-  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(MaxPool2d);
 
 /// torch::nn::MaxPool3d that keeps one byte per output element.
-struct BRIM_API MaxPool3dImpl : Layer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
-  using Layer::Layer;
+struct BRIM_API MaxPool3dImpl : MaxPoolLayer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
+  using MaxPoolLayer::MaxPoolLayer;
 
-  at::Tensor forward(const at::Tensor& input);
-
-  /// The maxima and their indices, as torch::nn gives them.
-  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(MaxPool3d);
 
@@ -50,7 +54,7 @@ TORCH_MODULE(MaxPool3d);
 struct BRIM_API AvgPool1dImpl : Layer<AvgPool1dImpl, torch::nn::AvgPool1dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(AvgPool1d);
 
@@ -58,7 +62,7 @@ TORCH_MODULE(AvgPool1d);
 struct BRIM_API AvgPool2dImpl : Layer<AvgPool2dImpl, torch::nn::AvgPool2dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(AvgPool2d);
 
@@ -66,7 +70,7 @@ TORCH_MODULE(AvgPool2d);
 struct BRIM_API AvgPool3dImpl : Layer<AvgPool3dImpl, torch::nn::AvgPool3dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(AvgPool3d);
 
@@ -75,7 +79,7 @@ struct BRIM_API AdaptiveAvgPool1dImpl
     : Layer<AdaptiveAvgPool1dImpl, torch::nn::AdaptiveAvgPool1dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(AdaptiveAvgPool1d);
 
@@ -84,7 +88,7 @@ struct BRIM_API AdaptiveAvgPool2dImpl
     : Layer<AdaptiveAvgPool2dImpl, torch::nn::AdaptiveAvgPool2dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(AdaptiveAvgPool2d);
 
@@ -93,7 +97,7 @@ struct BRIM_API AdaptiveAvgPool3dImpl
     : Layer<AdaptiveAvgPool3dImpl, torch::nn::AdaptiveAvgPool3dImpl> {
   using Layer::Layer;
 
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
 };
 TORCH_MODULE(AdaptiveAvgPool3d);
 
