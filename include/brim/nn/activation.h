@@ -16,102 +16,32 @@ namespace brim::nn {
 
 /// torch::nn::ReLU that keeps one bit per element for backward, or nothing where the next layer
 /// keeps its output.
-struct BRIM_API ReLUImpl : RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(ReLU);
-
+BRIM_LAYER(ReLU, RecomputingLayer, at::Tensor);
 /// torch::nn::ReLU6 that keeps one bit per element for backward.
-struct BRIM_API ReLU6Impl : RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(ReLU6);
-
+BRIM_LAYER(ReLU6, RecomputingLayer, at::Tensor);
 /// torch::nn::LeakyReLU that keeps one bit per element for backward.
-struct BRIM_API LeakyReLUImpl : RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(LeakyReLU);
-
+BRIM_LAYER(LeakyReLU, RecomputingLayer, at::Tensor);
 /// torch::nn::Hardtanh that keeps one bit per element for backward.
-struct BRIM_API HardtanhImpl : RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(Hardtanh);
-
+BRIM_LAYER(Hardtanh, RecomputingLayer, at::Tensor);
 /// torch::nn::Threshold that keeps one bit per element for backward.
-struct BRIM_API ThresholdImpl : RecomputingLayer<ThresholdImpl, torch::nn::ThresholdImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(Threshold);
-
+BRIM_LAYER(Threshold, RecomputingLayer, at::Tensor);
 /// torch::nn::GELU that keeps its input.
-struct BRIM_API GELUImpl : RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(GELU);
-
+BRIM_LAYER(GELU, RecomputingLayer, const at::Tensor&);
 /// torch::nn::SiLU that keeps its input.
-struct BRIM_API SiLUImpl : RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(SiLU);
-
+BRIM_LAYER(SiLU, RecomputingLayer, const at::Tensor&);
 /// torch::nn::Mish that keeps its input.
-struct BRIM_API MishImpl : RecomputingLayer<MishImpl, torch::nn::MishImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(Mish);
-
+BRIM_LAYER(Mish, RecomputingLayer, const at::Tensor&);
 /// torch::nn::ELU that keeps its input.
-struct BRIM_API ELUImpl : RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(ELU);
-
+BRIM_LAYER(ELU, RecomputingLayer, at::Tensor);
 /// torch::nn::CELU that keeps its input.
-struct BRIM_API CELUImpl : RecomputingLayer<CELUImpl, torch::nn::CELUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(CELU);
-
+BRIM_LAYER(CELU, RecomputingLayer, at::Tensor);
 /// torch::nn::SELU that keeps its input.
-struct BRIM_API SELUImpl : RecomputingLayer<SELUImpl, torch::nn::SELUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) { return in_region(input); }
-};
-TORCH_MODULE(SELU);
-
+BRIM_LAYER(SELU, RecomputingLayer, at::Tensor);
 /// torch::nn::LogSigmoid that keeps its input, where torch keeps two tensors on the CPU.
-struct BRIM_API LogSigmoidImpl : RecomputingLayer<LogSigmoidImpl, torch::nn::LogSigmoidImpl> {
-  using RecomputingLayer::RecomputingLayer;
+BRIM_LAYER(LogSigmoid, RecomputingLayer, const at::Tensor&);
 
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(LogSigmoid);
-
-/// torch::nn::Softsign that keeps its input, where torch keeps two tensors.
+/// torch::nn::Softsign that keeps its input, where torch keeps two tensors. Not in a region, which
+/// would see only what torch composes it of.
 struct BRIM_API SoftsignImpl : RecomputingLayer<SoftsignImpl, torch::nn::SoftsignImpl> {
   using RecomputingLayer::RecomputingLayer;
 
@@ -120,36 +50,14 @@ struct BRIM_API SoftsignImpl : RecomputingLayer<SoftsignImpl, torch::nn::Softsig
 TORCH_MODULE(Softsign);
 
 /// torch::nn::Softplus that keeps its input.
-struct BRIM_API SoftplusImpl : RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(Softplus);
-
+BRIM_LAYER(Softplus, RecomputingLayer, const at::Tensor&);
 /// torch::nn::Sigmoid that keeps its output.
-struct BRIM_API SigmoidImpl : RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(Sigmoid);
-
+BRIM_LAYER(Sigmoid, RecomputingLayer, const at::Tensor&);
 /// torch::nn::Tanh that keeps its output.
-struct BRIM_API TanhImpl : RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(Tanh);
+BRIM_LAYER(Tanh, RecomputingLayer, const at::Tensor&);
 
 /// Keeps one bit per element if its weight is frozen.
-struct BRIM_API PReLUImpl : Layer<PReLUImpl, torch::nn::PReLUImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input) { return in_region(input); }
-};
-TORCH_MODULE(PReLU);
+BRIM_LAYER(PReLU, Layer, const at::Tensor&);
 
 // NOLINTEND(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
 

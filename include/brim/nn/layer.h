@@ -117,6 +117,19 @@ class BRIM_API ProductLayer : public RecomputingLayer<Impl, Base> {
   bool runs_again = false;
 };
 
+/// Defines a layer and its holder, as TORCH_MODULE does: torch's forward in a region.
+/// @param Name of the layer of torch::nn
+/// @param Kind Layer, RecomputingLayer, ProductLayer, …
+/// @param Input what torch's forward takes, which decides what an AnyModule accepts
+// NOLINTBEGIN(bugprone-macro-parentheses)
+#define BRIM_LAYER(Name, Kind, Input)                                    \
+  struct BRIM_API Name##Impl : Kind<Name##Impl, torch::nn::Name##Impl> { \
+    using Kind::Kind;                                                    \
+    at::Tensor forward(Input input) { return in_region(input); }         \
+  };                                                                     \
+  TORCH_MODULE(Name)
+// NOLINTEND(bugprone-macro-parentheses)
+
 /// A list of layers.
 template <class... Impls>
 struct Layers {};
