@@ -63,12 +63,17 @@ def converted(model: nn.Module, recompute: str | None) -> nn.Module:
     return model
 
 
+def is_told() -> bool:
+    """Whether torch's partitioner would recompute what is cheap."""
+    return not config.ban_recompute_used_far_apart
+
+
 def settings(seen: list[Any]) -> Callable[..., Any]:
     """A backend that looks at torch's setting and at the graph."""
 
     def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
         tagged = [str(node.target) for node in graph.graph.nodes if "checkpoint" in str(node)]
-        seen.append((config.aggressive_recomputation, len(tagged)))
+        seen.append((is_told(), len(tagged)))
         return graph.forward
 
     return backend
@@ -84,7 +89,7 @@ def test_the_compiler_is_told_for_this_graph_alone(
     seen: list[Any] = []
     torch.compile(converted(model, recompute), backend=settings(seen), fullgraph=True)(x)
     assert seen == [expected]
-    assert not config.aggressive_recomputation
+    assert not is_told()
     torch.compile(converted(model, None), backend=settings(seen), fullgraph=True)(x)
     assert seen[-1] == (False, 0)
 
@@ -113,14 +118,14 @@ def test_a_compilation_that_fails_leaves_no_setting() -> None:
 
     with pytest.raises(Exception, match="no"):
         torch.compile(converted(model, "cheap"), backend=fails)(x)
-    assert not config.aggressive_recomputation
+    assert not is_told()
 
 
 def test_a_setting_of_the_user_stays() -> None:
     model, x = perceptrons()
-    with config.patch(aggressive_recomputation=True):
+    with config.patch(ban_recompute_used_far_apart=False):
         torch.compile(converted(model, "cheap"), backend=settings([]))(x)
-        assert config.aggressive_recomputation
+        assert is_told()
 
 
 def test_regions_tell_it_too() -> None:
@@ -140,6 +145,33 @@ def test_regions_tell_it_too() -> None:
         seen: list[Any] = []
         torch.compile(work, backend=settings(seen), fullgraph=True)(torch.randn(4))
         assert seen == [(True, 0)], work
+
+
+class Noisy(nn.Module):
+    """Random operators that torch's partitioner does not know as such, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        mask = torch.empty(len(x), 1).bernoulli_(0.5)
+        return F.dropout(x * torch.rand_like(x), 0.3) + (y * mask).tanh()
+
+
+@pytest.mark.parametrize("recompute", ["cheap", "products"])
+def test_random_numbers_are_not_drawn_again(recompute: str) -> None:
+    torch.manual_seed(0)
+    model, x = Noisy(), torch.randn(16, 8)
+    ours = converted(model, recompute)
+    found = []
+    for net, call in ((model, model), (ours, torch.compile(ours, backend="aot_eager"))):
+        torch.manual_seed(1)
+        given = x.clone().requires_grad_()
+        call(given).square().sum().backward()
+        found.append([given.grad, *(parameter.grad for parameter in net.parameters())])
+    torch.testing.assert_close(*found)
 
 
 def kept_and_gradients(

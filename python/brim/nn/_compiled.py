@@ -1,12 +1,13 @@
 """What `recompute` means under torch.compile, whose partitioner decides what is kept.
 
 Layers and regions of brim cannot ask each other in compiled code. While Dynamo traces one of them
-with "cheap" or "products", the partitioner is told to recompute all that is no product in the graph
-that is being compiled (`torch._functorch.config.aggressive_recomputation`). With "products" the
-layers that would run again without a compiler have the tag that torch.utils.checkpoint gives.
+with "cheap" or "products", the partitioner is told to recompute what is cheap, whatever it costs in
+time, for as long as this graph is compiled. With "products" the layers that would run again without
+a compiler have the tag that torch.utils.checkpoint gives.
 
-`activation_memory_budget` would be the other way. It does nothing where a graph's parameters are
-larger than what is kept (pytorch issue 197838), as in a language model with a small batch.
+Not by `activation_memory_budget`: it does nothing where a graph's parameters are larger than what
+is kept (pytorch issue 197838), as in a language model with a small batch. Not by
+`aggressive_recomputation`: it also recomputes random operators (bernoulli), with other numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 __all__ = ["in_compiled_code", "runs_again"]
 
-_before: list[bool] = []  # what the user asked for, while a graph of ours is compiled
+_SETTINGS = (
+    "ban_recompute_used_far_apart",
+    "ban_recompute_long_fusible_chains",
+    "ban_recompute_materialized_backward",
+)
+"""Of `torch._functorch.config`: where its partitioner keeps cheap results for the sake of time."""
+
+_before: dict[str, bool] = {}  # what the user asked for, while a graph of ours is compiled
 
 
 def in_compiled_code(recompute: bool | str | None) -> bool:
@@ -39,9 +47,9 @@ def _recompute() -> bool:
     from torch._dynamo.callback import callback_handler
     from torch._functorch import config
 
-    if not _before:
-        _before.append(config.aggressive_recomputation)
-    config.aggressive_recomputation = True
+    for name in _SETTINGS:
+        _before.setdefault(name, getattr(config, name))
+        setattr(config, name, False)
     if _put_back not in callback_handler.end_callbacks:  # torch._dynamo.reset() removes it
         callback_handler.register_end_callback(_put_back)
     return True
@@ -50,8 +58,8 @@ def _recompute() -> bool:
 def _put_back(_: Any) -> None:
     from torch._functorch import config
 
-    if _before:
-        config.aggressive_recomputation = _before.pop()
+    while _before:
+        setattr(config, *_before.popitem())
 
 
 def runs_again(name: str, *args: Any) -> Any:
