@@ -57,6 +57,14 @@ def images() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers), torch.randn(4, 4, 24, 24)
 
 
+def with_bits() -> tuple[nn.Module, Tensor]:
+    """Activations that keep bits without a compiler, and that it gets as operators of brim."""
+    layers: list[nn.Module] = []
+    for act in (nn.ReLU(inplace=True), nn.Hardtanh(), nn.ReLU()):
+        layers += [nn.Conv2d(4, 16, 1), nn.BatchNorm2d(16), act, nn.Conv2d(16, 4, 3, 1, 1)]
+    return nn.Sequential(*layers), torch.randn(4, 4, 24, 24)
+
+
 def converted(model: nn.Module, recompute: str | None) -> nn.Module:
     model = copy.deepcopy(model)
     brim.convert(model, recompute=recompute)
@@ -189,7 +197,7 @@ def kept_and_gradients(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["cheap", "products"])
-@pytest.mark.parametrize("make", [perceptrons, with_a_large_table, images])
+@pytest.mark.parametrize("make", [perceptrons, with_a_large_table, images, with_bits])
 def test_as_much_is_kept_as_without_a_compiler(
     make: Callable[[], tuple[nn.Module, Tensor]], recompute: str
 ) -> None:
@@ -209,9 +217,12 @@ def test_as_much_is_kept_as_without_a_compiler(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["cheap", "products"])
-def test_frozen_layers_keep_no_more_than_with_plain_ones(recompute: str) -> None:
+@pytest.mark.parametrize("make", [images, with_bits])
+def test_frozen_layers_keep_no_more_than_with_plain_ones(
+    make: Callable[[], tuple[nn.Module, Tensor]], recompute: str
+) -> None:
     torch.manual_seed(0)
-    model, x = images()
+    model, x = make()
     model.requires_grad_(False)[0].requires_grad_(True)
     found = []
     for level in (None, recompute):

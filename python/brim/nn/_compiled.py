@@ -6,7 +6,7 @@ time, for as long as this graph is compiled. With "products" the layers that wou
 a compiler have the tag that torch.utils.checkpoint gives.
 
 Not by `activation_memory_budget`: it does nothing where a graph's parameters are larger than what
-is kept (pytorch issue 197838), as in a language model with a small batch. Not by
+is kept, as in a language model with a small batch. Not by
 `aggressive_recomputation`: it also recomputes random operators (bernoulli), with other numbers.
 """
 
@@ -55,7 +55,7 @@ def _recompute() -> bool:
     return True
 
 
-def _put_back(_: Any) -> None:
+def _put_back(*_: Any) -> None:
     from torch._functorch import config
 
     while _before:
