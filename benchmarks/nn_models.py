@@ -47,7 +47,7 @@ class Setting:
     device: str
     training: str
     precision: str
-    scale: int = 1
+    scale: float = 1
 
     @property
     def small(self) -> bool:
@@ -58,7 +58,7 @@ class Setting:
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def batch(self, small: int, usual: int) -> int:
-        return self.scale * (small if self.small else usual)
+        return max(1, round(self.scale * (small if self.small else usual)))
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:

@@ -32,6 +32,9 @@ IN_PLACE = [
 ]
 """The layers that can write into their input."""
 
+REQUIRED: dict[str, tuple[float, ...]] = {"Threshold": (0.1, -0.2)}
+"""Arguments of activations that have no defaults."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -368,9 +371,10 @@ def _norm_cases() -> Iterator[Case]:
 def _activation_cases() -> Iterator[Case]:
     for shape in ((3, 5), (2, 3, 5, 7), (2, 3, 3, 2, 3), (77,), ()):
         for name in ACTIVATIONS:
-            yield Case(name, shape)
+            args = REQUIRED.get(name, ())
+            yield Case(name, shape, args)
             if name in IN_PLACE and shape != ():
-                yield Case(name, shape, (), {"inplace": True})
+                yield Case(name, shape, args, {"inplace": True})
     yield Case("LeakyReLU", (2, 3, 5, 7), (0.3,))
     yield Case("LeakyReLU", (2, 3, 5, 7), (-0.2,))
     yield Case("LeakyReLU", (2, 3, 5, 7), (0.0,))
@@ -379,6 +383,10 @@ def _activation_cases() -> Iterator[Case]:
     yield Case("GELU", (2, 3, 5, 7), (), {"approximate": "tanh"})
     yield Case("ELU", (2, 3, 5, 7), (0.5,))
     yield Case("ELU", (2, 3, 5, 7), (-0.5,))
+    yield Case("CELU", (2, 3, 5, 7), (0.3,))
+    yield Case("CELU", (2, 3, 5, 7), (0.3,), {"inplace": True})
+    yield Case("Threshold", (2, 3, 5, 7), (0.1, 0.7))
+    yield Case("Threshold", (2, 3, 5, 7), (0.1, 0.7), {"inplace": True})
     yield Case("Softplus", (2, 3, 5, 7), (2.0, 1.0))
     yield Case("PReLU", (2, 3, 5, 7), (3,))
     yield Case("PReLU", (5, 3), (3,))

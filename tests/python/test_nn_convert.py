@@ -16,13 +16,14 @@ import brim
 from brim.compat import memsave_torch
 from brim.nn.convert import COUNTERPARTS
 
-from .nn_cases import ACTIVATIONS
+from .nn_cases import ACTIVATIONS, REQUIRED
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Linear": (4, 4),
     "LayerNorm": (4,),
     "RMSNorm": (4,),
     "GroupNorm": (2, 4),
+    **REQUIRED,
     **{f"Conv{n}d": (4, 4, 3) for n in (1, 2, 3)},
     **{f"ConvTranspose{n}d": (4, 4, 3) for n in (1, 2, 3)},
     **{f"BatchNorm{n}d": (4,) for n in (1, 2, 3)},
@@ -187,7 +188,7 @@ def parametrized() -> nn.Module:
         (lambda: memsave_torch.nn.MemSaveRMSLayerNorm(2), "brim's already"),
         (parametrized, "it is parametrized"),
         (lambda: nn.LazyLinear(2), "it is lazy: run the model once before"),
-        (lambda: nn.SELU(), "brim has no counterpart"),
+        (lambda: nn.Tanhshrink(), "brim has no counterpart"),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), "its parameters are complex"),
     ],
     ids=[
@@ -376,9 +377,9 @@ def test_restore_leaves_others_alone() -> None:
     class Own(brim.nn.Linear):
         pass
 
-    model = nn.Sequential(Own(2, 2), nn.SELU(), brim.nn.ReLU())
+    model = nn.Sequential(Own(2, 2), nn.Tanhshrink(), brim.nn.ReLU())
     brim.restore(model)
-    assert [type(module) for module in model] == [Own, nn.SELU, nn.ReLU]
+    assert [type(module) for module in model] == [Own, nn.Tanhshrink, nn.ReLU]
 
 
 def test_wrapped_models_are_converted_inside() -> None:
@@ -421,16 +422,16 @@ def test_attention_keeps_working() -> None:
 
 
 def test_the_report_as_text() -> None:
-    report = brim.convert(nn.Sequential(nn.ReLU(), nn.SELU(), nn.Softsign()))
+    report = brim.convert(nn.Sequential(nn.ReLU(), nn.Tanhshrink(), nn.Softmin()))
     assert str(report).splitlines() == [
         "1 layer replaced, 2 kept as they are",
         "",
-        "layer  type      kept because",
-        "-" * 40,
-        "1      SELU      brim has no counterpart",
-        "2      Softsign  brim has no counterpart",
+        "layer  type        kept because",
+        "-" * 42,
+        "1      Tanhshrink  brim has no counterpart",
+        "2      Softmin     brim has no counterpart",
     ]
-    assert str(brim.convert(nn.SELU())).splitlines()[-1].startswith("(model)")
+    assert str(brim.convert(nn.Tanhshrink())).splitlines()[-1].startswith("(model)")
 
 
 # ---------------------------------------------------------------- guides in place
@@ -459,13 +460,13 @@ def test_a_printed_model_shows_what_was_converted() -> None:
 
     class Derived(brim.nn.ReLU): ...
 
-    model = nn.Sequential(nn.Linear(2, 2), nn.SELU(), Own(), Derived())
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanhshrink(), Own(), Derived())
     before = repr(model)
     brim.convert(model)
     assert repr(model).splitlines() == [
         "Sequential(",
         "  (0): brim.nn.Linear(in_features=2, out_features=2, bias=True)",
-        "  (1): SELU()",
+        "  (1): Tanhshrink()",
         "  (2): Own<brim>()",
         "  (3): Derived()",
         ")",

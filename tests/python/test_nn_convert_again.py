@@ -66,7 +66,7 @@ def test_the_last_conversion_counts(first: str | None, second: str | None) -> No
 
 
 def test_the_report_says_what_became_of_the_mode() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2), nn.SELU())
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2), nn.Tanhshrink())
     brim.convert(model)
     report = brim.convert(model, recompute="cheap")
     reason = 'recompute is "cheap" now, it was None'

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import brim
 
-from .nn_cases import CASES, IN_PLACE, ONE_OF_EACH, Case, pair
+from .nn_cases import CASES, IN_PLACE, ONE_OF_EACH, REQUIRED, Case, pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -89,7 +89,7 @@ def test_gradients_by_option(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [Case(name, (3, 5), (), {"inplace": True}) for name in IN_PLACE],
+    [Case(name, (3, 5), REQUIRED.get(name, ()), {"inplace": True}) for name in IN_PLACE],
     ids=str,
 )
 def test_layers_that_work_in_place(case: Case) -> None:

@@ -110,7 +110,7 @@ def test_the_comparison_sees_differences() -> None:
 # -- Where numbers are special --------------------------------------------------------------------
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 6.0, 5.9999, 6.0001, 0.5, torch.nan, torch.inf, -torch.inf, 1e-40]
-SPECIAL += [3.0, -3.0, 2.9999, -2.9999]
+SPECIAL += [3.0, -3.0, 2.9999, -2.9999, 0.1, 0.10009765625]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -125,7 +125,12 @@ SPECIAL += [3.0, -3.0, 2.9999, -2.9999]
         *(("Hardtanh", (-0.5, 0.5), inplace) for inplace in (False, True)),
         *(
             (name, (), inplace)
-            for name in ("SiLU", "ELU", "Hardsigmoid", "Hardswish")
+            for name in ("SiLU", "ELU", "CELU", "SELU", "Hardsigmoid", "Hardswish")
+            for inplace in (False, True)
+        ),
+        *(
+            ("Threshold", args, inplace)
+            for args in ((0.1, 0.1), (-1.0, 6.0))
             for inplace in (False, True)
         ),
     ],
@@ -138,7 +143,7 @@ def test_special_numbers_in_activations(
         x = torch.tensor(SPECIAL * 11, dtype=dtype, requires_grad=True)
         y = getattr(of, layer)(*args, inplace=inplace)(x.clone())
         # A gradient of NaN or infinity must not leak through a closed gate either.
-        cotangent = torch.tensor([2.0, torch.nan, torch.inf], dtype=dtype).repeat(59)[: len(x)]
+        cotangent = torch.tensor([2.0, torch.nan, torch.inf], dtype=dtype).repeat(66)[: len(x)]
         found.append((y.detach(), torch.autograd.grad(y, x, cotangent)[0]))
     (ours, our_grad), (torchs, torch_grad) = found
     # Where torch takes the larger of 0 and -0, the machine chooses.

@@ -52,6 +52,11 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
     "F.hardswish inplace": (IMAGE, lambda x: F.hardswish(x * 1, inplace=True)),
     "F.elu": (IMAGE, lambda x: F.elu(x, 0.5)),
     "F.elu_": (IMAGE, lambda x: F.elu(x * 1, inplace=True)),
+    "F.threshold": (IMAGE, lambda x: F.threshold(x, 0.1, 0.7)),
+    "F.threshold_": (IMAGE, lambda x: F.threshold(x * 1, 0.1, 0.7, inplace=True)),
+    "F.celu": (IMAGE, lambda x: F.celu(x, 0.3)),
+    "torch.selu_": (IMAGE, lambda x: torch.selu_(x * 1)),
+    "F.pad": (IMAGE, lambda x: F.pad(x, (1, 2, 0, 1), "reflect")),
     "torch.sigmoid": (IMAGE, lambda x: torch.sigmoid(x)),
     "Tensor.tanh": (IMAGE, lambda x: x.tanh()),
     "F.softplus": (IMAGE, lambda x: F.softplus(x, beta=2)),
@@ -103,7 +108,8 @@ CALLS: dict[str, tuple[tuple[int, ...], Call]] = {
 }  # fmt: skip
 if linear_cross_entropy is None:
     del CALLS["F.linear_cross_entropy"]
-for _name in _activation.__all__:
+COMPOSED = {"softsign"}  # torch has no operator for it, so no region sees it
+for _name in sorted({*_activation.__all__} - COMPOSED):
     CALLS.setdefault(f"F.{_name}", (IMAGE, getattr(F, _name)))
 
 
@@ -147,7 +153,15 @@ def test_arrives_with_the_same_value_and_gradient(name: str) -> None:
 
 def test_the_list_above_has_every_function() -> None:
     called = {name.split()[0].removeprefix("F.") for name in CALLS if name.startswith("F.")}
-    assert {name for name in brim.nn.functional.__all__ if hasattr(F, name)} <= called
+    assert {n for n in brim.nn.functional.__all__ if hasattr(F, n)} - COMPOSED <= called
+
+
+def test_what_torch_composes_is_not_taken_for_a_call_of_brims() -> None:
+    class Composed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.softsign(x)
+
+    assert not brim.convert(Composed()).functions
 
 
 def test_layers_of_torch_arrive_too() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import brim
 
-from .nn_cases import IN_PLACE, Case, pair, same_bits
+from .nn_cases import IN_PLACE, REQUIRED, Case, pair, same_bits
 from .nn_steps import ALL
 
 # -- Modes and devices ----------------------------------------------------------------------------
@@ -135,13 +135,13 @@ def test_in_place_on_a_leaf_is_refused(layer: str) -> None:
     x = torch.randn(5, requires_grad=True)
     before = x.detach().clone()
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
-        getattr(brim.nn, layer)(inplace=True)(x)
+        getattr(brim.nn, layer)(*REQUIRED.get(layer, ()), inplace=True)(x)
     assert torch.equal(x.detach(), before)
 
 
 @pytest.mark.parametrize("layer", IN_PLACE)
 def test_in_place_gives_its_input_back(layer: str) -> None:
-    made = getattr(brim.nn, layer)(inplace=True)
+    made = getattr(brim.nn, layer)(*REQUIRED.get(layer, ()), inplace=True)
     x = torch.randn(5)
     assert made(x) is x
     hidden = torch.randn(5, requires_grad=True) * 1

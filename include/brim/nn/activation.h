@@ -16,115 +16,48 @@ namespace brim::nn {
 
 /// torch::nn::ReLU that keeps one bit per element for backward, or nothing where the next layer
 /// keeps its output.
-struct BRIM_API ReLUImpl : RecomputingLayer<ReLUImpl, torch::nn::ReLUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) {
-    return functional::relu(input, options.inplace(), recompute);
-  }
-};
-TORCH_MODULE(ReLU);
-
+BRIM_LAYER(ReLU, RecomputingLayer, at::Tensor);
 /// torch::nn::ReLU6 that keeps one bit per element for backward.
-struct BRIM_API ReLU6Impl : RecomputingLayer<ReLU6Impl, torch::nn::ReLU6Impl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) {
-    return functional::relu6(input, options.inplace(), recompute);
-  }
-};
-TORCH_MODULE(ReLU6);
-
+BRIM_LAYER(ReLU6, RecomputingLayer, at::Tensor);
 /// torch::nn::LeakyReLU that keeps one bit per element for backward.
-struct BRIM_API LeakyReLUImpl : RecomputingLayer<LeakyReLUImpl, torch::nn::LeakyReLUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) {
-    return functional::leaky_relu(input, options.negative_slope(), options.inplace(), recompute);
-  }
-};
-TORCH_MODULE(LeakyReLU);
-
+BRIM_LAYER(LeakyReLU, RecomputingLayer, at::Tensor);
 /// torch::nn::Hardtanh that keeps one bit per element for backward.
-struct BRIM_API HardtanhImpl : RecomputingLayer<HardtanhImpl, torch::nn::HardtanhImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(at::Tensor input) {
-    return functional::hardtanh(input, options.min_val(), options.max_val(), options.inplace(),
-                                recompute);
-  }
-};
-TORCH_MODULE(Hardtanh);
-
+BRIM_LAYER(Hardtanh, RecomputingLayer, at::Tensor);
+/// torch::nn::Threshold that keeps one bit per element for backward.
+BRIM_LAYER(Threshold, RecomputingLayer, at::Tensor);
 /// torch::nn::GELU that keeps its input.
-struct BRIM_API GELUImpl : RecomputingLayer<GELUImpl, torch::nn::GELUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) {
-    return functional::gelu(input, options.approximate(), recompute);
-  }
-};
-TORCH_MODULE(GELU);
-
+BRIM_LAYER(GELU, RecomputingLayer, const at::Tensor&);
 /// torch::nn::SiLU that keeps its input.
-struct BRIM_API SiLUImpl : RecomputingLayer<SiLUImpl, torch::nn::SiLUImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return functional::silu(input, false, recompute); }
-};
-TORCH_MODULE(SiLU);
-
+BRIM_LAYER(SiLU, RecomputingLayer, const at::Tensor&);
 /// torch::nn::Mish that keeps its input.
-struct BRIM_API MishImpl : RecomputingLayer<MishImpl, torch::nn::MishImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return functional::mish(input, false, recompute); }
-};
-TORCH_MODULE(Mish);
-
+BRIM_LAYER(Mish, RecomputingLayer, const at::Tensor&);
 /// torch::nn::ELU that keeps its input.
-struct BRIM_API ELUImpl : RecomputingLayer<ELUImpl, torch::nn::ELUImpl> {
+BRIM_LAYER(ELU, RecomputingLayer, at::Tensor);
+/// torch::nn::CELU that keeps its input.
+BRIM_LAYER(CELU, RecomputingLayer, at::Tensor);
+/// torch::nn::SELU that keeps its input.
+BRIM_LAYER(SELU, RecomputingLayer, at::Tensor);
+/// torch::nn::LogSigmoid that keeps its input, where torch keeps two tensors on the CPU.
+BRIM_LAYER(LogSigmoid, RecomputingLayer, const at::Tensor&);
+
+/// torch::nn::Softsign that keeps its input, where torch keeps two tensors. Not in a region, which
+/// would see only what torch composes it of.
+struct BRIM_API SoftsignImpl : RecomputingLayer<SoftsignImpl, torch::nn::SoftsignImpl> {
   using RecomputingLayer::RecomputingLayer;
 
-  at::Tensor forward(at::Tensor input) {
-    return functional::elu(input, options.alpha(), options.inplace(), recompute);
-  }
+  at::Tensor forward(const at::Tensor& input) { return functional::softsign(input, recompute); }
 };
-TORCH_MODULE(ELU);
+TORCH_MODULE(Softsign);
 
 /// torch::nn::Softplus that keeps its input.
-struct BRIM_API SoftplusImpl : RecomputingLayer<SoftplusImpl, torch::nn::SoftplusImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) {
-    return functional::softplus(input, options.beta(), options.threshold(), recompute);
-  }
-};
-TORCH_MODULE(Softplus);
-
+BRIM_LAYER(Softplus, RecomputingLayer, const at::Tensor&);
 /// torch::nn::Sigmoid that keeps its output.
-struct BRIM_API SigmoidImpl : RecomputingLayer<SigmoidImpl, torch::nn::SigmoidImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return functional::sigmoid(input, recompute); }
-};
-TORCH_MODULE(Sigmoid);
-
+BRIM_LAYER(Sigmoid, RecomputingLayer, const at::Tensor&);
 /// torch::nn::Tanh that keeps its output.
-struct BRIM_API TanhImpl : RecomputingLayer<TanhImpl, torch::nn::TanhImpl> {
-  using RecomputingLayer::RecomputingLayer;
-
-  at::Tensor forward(const at::Tensor& input) { return functional::tanh(input, recompute); }
-};
-TORCH_MODULE(Tanh);
+BRIM_LAYER(Tanh, RecomputingLayer, const at::Tensor&);
 
 /// Keeps one bit per element if its weight is frozen.
-struct BRIM_API PReLUImpl : Layer<PReLUImpl, torch::nn::PReLUImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input) { return functional::prelu(input, weight); }
-};
-TORCH_MODULE(PReLU);
+BRIM_LAYER(PReLU, Layer, const at::Tensor&);
 
 // NOLINTEND(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
 
@@ -162,7 +95,9 @@ struct BRIM_API HardswishImpl : OwnActivation<HardswishImpl> {
 TORCH_MODULE(Hardswish);
 
 /// For convert(): those with a layer of torch::nn.
-using Activations = Layers<ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, GELUImpl, SiLUImpl,
-                           MishImpl, ELUImpl, SoftplusImpl, SigmoidImpl, TanhImpl, PReLUImpl>;
+using Activations =
+    Layers<ReLUImpl, ReLU6Impl, LeakyReLUImpl, HardtanhImpl, ThresholdImpl, GELUImpl, SiLUImpl,
+           MishImpl, ELUImpl, CELUImpl, SELUImpl, LogSigmoidImpl, SoftsignImpl, SoftplusImpl,
+           SigmoidImpl, TanhImpl, PReLUImpl>;
 
 }  // namespace brim::nn

@@ -12,28 +12,11 @@ namespace brim::nn {
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
 /// torch::nn::Conv1d that keeps its input only if the weight is trained.
-struct BRIM_API Conv1dImpl : ProductLayer<Conv1dImpl, torch::nn::Conv1dImpl> {
-  using ProductLayer::ProductLayer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(Conv1d);
-
+BRIM_LAYER(Conv1d, ProductLayer, const at::Tensor&);
 /// torch::nn::Conv2d that keeps its input only if the weight is trained.
-struct BRIM_API Conv2dImpl : ProductLayer<Conv2dImpl, torch::nn::Conv2dImpl> {
-  using ProductLayer::ProductLayer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(Conv2d);
-
+BRIM_LAYER(Conv2d, ProductLayer, const at::Tensor&);
 /// torch::nn::Conv3d that keeps its input only if the weight is trained.
-struct BRIM_API Conv3dImpl : ProductLayer<Conv3dImpl, torch::nn::Conv3dImpl> {
-  using ProductLayer::ProductLayer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(Conv3d);
+BRIM_LAYER(Conv3d, ProductLayer, const at::Tensor&);
 
 /// torch::nn::ConvTranspose1d that keeps its input only if the weight is trained.
 struct BRIM_API ConvTranspose1dImpl

@@ -6,16 +6,11 @@
 namespace brim::nn {
 
 // Torch's forward is not virtual: layer.h says what follows from that.
-// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
+// NOLINTBEGIN(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
 
 /// Keeps one bit per element. Draws the same random numbers as torch::nn::Dropout.
-struct BRIM_API DropoutImpl : Layer<DropoutImpl, torch::nn::DropoutImpl> {
-  using Layer::Layer;
+BRIM_LAYER(Dropout, Layer, at::Tensor);
 
-  at::Tensor forward(at::Tensor input);
-};
-TORCH_MODULE(Dropout);
-
-// NOLINTEND(bugprone-derived-method-shadowing-base-method)
+// NOLINTEND(bugprone-derived-method-shadowing-base-method,performance-unnecessary-value-param)
 
 }  // namespace brim::nn

@@ -41,6 +41,9 @@ BRIM_API at::Tensor leaky_relu(const at::Tensor& input, double negative_slope = 
 /// A sigmoid of straight lines.
 BRIM_API at::Tensor hardsigmoid(const at::Tensor& input, bool inplace = false,
                                 bool recompute = false);
+/// The input, `value` where it is not above `threshold`.
+BRIM_API at::Tensor threshold(const at::Tensor& input, double threshold, double value,
+                              bool inplace = false, bool recompute = false);
 
 /// Keeps its input where the weight is trained, else one bit per element.
 BRIM_API at::Tensor prelu(const at::Tensor& input, const at::Tensor& weight);
@@ -65,6 +68,15 @@ BRIM_API at::Tensor softplus(const at::Tensor& input, double beta = 1, double th
 /// In place: keeps its output.
 BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace = false,
                         bool recompute = false);
+/// The same with exp(x / alpha).
+BRIM_API at::Tensor celu(const at::Tensor& input, double alpha = 1, bool inplace = false,
+                         bool recompute = false);
+/// The elu of one alpha, times a factor, which keep mean and variance of normal numbers.
+BRIM_API at::Tensor selu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+/// log(1 / (1 + exp(-x))). torch keeps two tensors on the CPU.
+BRIM_API at::Tensor logsigmoid(const at::Tensor& input, bool recompute = false);
+/// x / (1 + |x|). torch keeps two tensors.
+BRIM_API at::Tensor softsign(const at::Tensor& input, bool recompute = false);
 
 // -- Activations that keep their output, as torch does ------------------------------------------
 

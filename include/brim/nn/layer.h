@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/export.h>
+#include <brim/nn/saving.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -16,11 +17,24 @@ namespace detail {
 /// Writes `text`, which names a layer of torch::nn, with our namespace in place of torch's.
 BRIM_API void print_as_ours(std::ostream& stream, const std::string& text);
 
+/// The region of one layer (saving.h). Those that users opened around it count again inside of a
+/// layer that is left out.
+class BRIM_API LayerRegion {
+ public:
+  explicit LayerRegion(Recompute recompute);
+  LayerRegion(const LayerRegion&) = delete;
+  LayerRegion& operator=(const LayerRegion&) = delete;
+  ~LayerRegion();
+
+ private:
+  Saving::State before_;
+};
+
 }  // namespace detail
 
-/// What every layer of ours shares: it is a layer of torch::nn (`Base`) with another forward. The
-/// options, the names of the parameters and buffers, `to`, `train` and archives are the base's own,
-/// so that what one saves the other loads.
+/// What every layer of ours shares: it is a layer of torch::nn (`Base`) whose forward runs in a
+/// region (saving.h). The options, the names of the parameters and buffers, `to`, `train` and
+/// archives are the base's own, so that what one saves the other loads.
 ///
 /// forward is not virtual in torch::nn. Whoever holds a layer of ours by torch's type
 /// (`torch::nn::Conv2d`, `as<torch::nn::Conv2d>()`) and calls it gets torch's forward: the same
@@ -58,6 +72,26 @@ class BRIM_API Layer : public Base {
     Base::pretty_print(text);
     detail::print_as_ours(stream, text.str());
   }
+
+ protected:
+  /// torch's forward in the region of this layer: the functions that it calls are brim's.
+  at::Tensor in_region(const at::Tensor& input) {
+    return in_region([&] { return Base::forward(input); });
+  }
+
+  template <class Run>
+  auto in_region(const Run& run) {
+    Recompute level = Recompute::nothing;
+    const auto& layer = static_cast<const Impl&>(*this);
+    if constexpr (requires { layer.recompute; }) {
+      level = layer.recompute ? Recompute::cheap : level;
+    }
+    if constexpr (requires { layer.runs_again; }) {
+      level = layer.runs_again ? Recompute::products : level;
+    }
+    const detail::LayerRegion region(level);
+    return run();
+  }
 };
 
 /// A layer that can do without what it would keep.
@@ -79,9 +113,22 @@ class BRIM_API ProductLayer : public RecomputingLayer<Impl, Base> {
   using RecomputingLayer<Impl, Base>::RecomputingLayer;
 
   /// Run again in backward for the next layer, which then does not keep the output, if that is
-  /// larger than the input.
+  /// larger than the input. Implies `recompute`.
   bool runs_again = false;
 };
+
+/// Defines a layer and its holder, as TORCH_MODULE does: torch's forward in a region.
+/// @param Name of the layer of torch::nn
+/// @param Kind Layer, RecomputingLayer, ProductLayer, …
+/// @param Input what torch's forward takes, which decides what an AnyModule accepts
+// NOLINTBEGIN(bugprone-macro-parentheses)
+#define BRIM_LAYER(Name, Kind, Input)                                    \
+  struct BRIM_API Name##Impl : Kind<Name##Impl, torch::nn::Name##Impl> { \
+    using Kind::Kind;                                                    \
+    at::Tensor forward(Input input) { return in_region(input); }         \
+  };                                                                     \
+  TORCH_MODULE(Name)
+// NOLINTEND(bugprone-macro-parentheses)
 
 /// A list of layers.
 template <class... Impls>

@@ -16,44 +16,15 @@ namespace brim::nn {
 
 /// In evaluation a BatchNorm keeps its input only where its weight needs a gradient; in training,
 /// always.
-struct BRIM_API BatchNorm1dImpl : Layer<BatchNorm1dImpl, torch::nn::BatchNorm1dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(BatchNorm1d);
-
+BRIM_LAYER(BatchNorm1d, Layer, const at::Tensor&);
 /// torch::nn::BatchNorm2d that see BatchNorm1d.
-struct BRIM_API BatchNorm2dImpl : Layer<BatchNorm2dImpl, torch::nn::BatchNorm2dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(BatchNorm2d);
-
+BRIM_LAYER(BatchNorm2d, Layer, const at::Tensor&);
 /// torch::nn::BatchNorm3d that see BatchNorm1d.
-struct BRIM_API BatchNorm3dImpl : Layer<BatchNorm3dImpl, torch::nn::BatchNorm3dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(BatchNorm3d);
-
+BRIM_LAYER(BatchNorm3d, Layer, const at::Tensor&);
 /// torch::nn::LayerNorm that keeps its input.
-struct BRIM_API LayerNormImpl : Layer<LayerNormImpl, torch::nn::LayerNormImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(LayerNorm);
-
+BRIM_LAYER(LayerNorm, Layer, const at::Tensor&);
 /// torch::nn::GroupNorm that keeps its input.
-struct BRIM_API GroupNormImpl : Layer<GroupNormImpl, torch::nn::GroupNormImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(GroupNorm);
+BRIM_LAYER(GroupNorm, Layer, const at::Tensor&);
 
 /// Options of RMSNorm, which torch::nn has in Python only.
 ///

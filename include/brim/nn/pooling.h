@@ -13,89 +13,37 @@ namespace brim::nn {
 // Torch's forward is not virtual: layer.h says what follows from that.
 // NOLINTBEGIN(bugprone-derived-method-shadowing-base-method)
 
+/// What the three have in common.
+template <class Impl, class Base>
+// NOLINTNEXTLINE(bugprone-crtp-constructor-accessibility): as the base classes of torch::nn
+class BRIM_API MaxPoolLayer : public Layer<Impl, Base> {
+ public:
+  using Layer<Impl, Base>::Layer;
+
+  /// The maxima and their indices, as torch::nn gives them.
+  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input) {
+    return this->in_region([&] { return Base::forward_with_indices(input); });
+  }
+};
+
 /// torch::nn::MaxPool1d that keeps one byte per output element.
-struct BRIM_API MaxPool1dImpl : Layer<MaxPool1dImpl, torch::nn::MaxPool1dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-
-  /// The maxima and their indices, as torch::nn gives them.
-  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
-};
-TORCH_MODULE(MaxPool1d);
-
+BRIM_LAYER(MaxPool1d, MaxPoolLayer, const at::Tensor&);
 /// torch::nn::MaxPool2d that keeps one byte per output element.
-struct BRIM_API MaxPool2dImpl : Layer<MaxPool2dImpl, torch::nn::MaxPool2dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-
-  /// The maxima and their indices, as torch::nn gives them.
-  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
-};
-TORCH_MODULE(MaxPool2d);
-
+BRIM_LAYER(MaxPool2d, MaxPoolLayer, const at::Tensor&);
 /// torch::nn::MaxPool3d that keeps one byte per output element.
-struct BRIM_API MaxPool3dImpl : Layer<MaxPool3dImpl, torch::nn::MaxPool3dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-
-  /// The maxima and their indices, as torch::nn gives them.
-  std::tuple<at::Tensor, at::Tensor> forward_with_indices(const at::Tensor& input);
-};
-TORCH_MODULE(MaxPool3d);
-
+BRIM_LAYER(MaxPool3d, MaxPoolLayer, const at::Tensor&);
 /// torch::nn::AvgPool1d that keeps nothing.
-struct BRIM_API AvgPool1dImpl : Layer<AvgPool1dImpl, torch::nn::AvgPool1dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(AvgPool1d);
-
+BRIM_LAYER(AvgPool1d, Layer, const at::Tensor&);
 /// torch::nn::AvgPool2d that keeps nothing.
-struct BRIM_API AvgPool2dImpl : Layer<AvgPool2dImpl, torch::nn::AvgPool2dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(AvgPool2d);
-
+BRIM_LAYER(AvgPool2d, Layer, const at::Tensor&);
 /// torch::nn::AvgPool3d that keeps nothing.
-struct BRIM_API AvgPool3dImpl : Layer<AvgPool3dImpl, torch::nn::AvgPool3dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(AvgPool3d);
-
+BRIM_LAYER(AvgPool3d, Layer, const at::Tensor&);
 /// torch::nn::AdaptiveAvgPool1d that keeps nothing.
-struct BRIM_API AdaptiveAvgPool1dImpl
-    : Layer<AdaptiveAvgPool1dImpl, torch::nn::AdaptiveAvgPool1dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(AdaptiveAvgPool1d);
-
+BRIM_LAYER(AdaptiveAvgPool1d, Layer, const at::Tensor&);
 /// torch::nn::AdaptiveAvgPool2d that keeps nothing.
-struct BRIM_API AdaptiveAvgPool2dImpl
-    : Layer<AdaptiveAvgPool2dImpl, torch::nn::AdaptiveAvgPool2dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(AdaptiveAvgPool2d);
-
+BRIM_LAYER(AdaptiveAvgPool2d, Layer, const at::Tensor&);
 /// torch::nn::AdaptiveAvgPool3d that keeps nothing.
-struct BRIM_API AdaptiveAvgPool3dImpl
-    : Layer<AdaptiveAvgPool3dImpl, torch::nn::AdaptiveAvgPool3dImpl> {
-  using Layer::Layer;
-
-  at::Tensor forward(const at::Tensor& input);
-};
-TORCH_MODULE(AdaptiveAvgPool3d);
+BRIM_LAYER(AdaptiveAvgPool3d, Layer, const at::Tensor&);
 
 // NOLINTEND(bugprone-derived-method-shadowing-base-method)
 

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from brim import _C
 from brim._estimate._temporaries import by_name, tensors_in
 
 _Run: TypeAlias = "Callable[[Any, Any, Any], Any]"
@@ -51,28 +52,29 @@ class Autocast:
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def register(self, libraries: Mapping[str, torch.library.Library]) -> None:
-        """Take the place of torch's wrappers, and of brim's own, until these are destroyed.
-
-        What brim's operators need is `CastTo` in src/nn/autograd/operator.h.
-        """
-        for namespace, names, run in (
-            ("aten", _LOWER, self._lower),
-            ("aten", _FLOAT32, self._float32),
-            ("aten", _FLOAT32_RESULT, self._float32_result),
-            ("aten", _WIDEST, self._widest),
-            ("aten", "_cudnn_rnn", self._float16_anew),
-            ("brim", "linear conv prelu", self._lower_layer),
-            ("brim", "layer_norm group_norm rms_norm", self._float32_inside),
-            ("brim", "softplus", self._float32),
-            ("brim", "linear_cross_entropy", self._lower_input),  # casts its weights itself
-        ):
-            for name in names.split():
-                packet, _, overload = name.partition(".")
-                ops = getattr(getattr(torch.ops, namespace), packet, None)
-                op = getattr(ops, overload or "default", None)
-                if op is not None and (namespace == "brim" or _has_wrapper(op)):
-                    kernel = _kernel(op, run)
-                    libraries[namespace].impl(name, kernel, "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
+        """Take the place of torch's wrappers, and of brim's own, until these are destroyed."""
+        rules: Mapping[str, _Run] = {
+            **dict.fromkeys(_LOWER.split(), self._lower),
+            **dict.fromkeys(_FLOAT32.split(), self._float32),
+            **dict.fromkeys(_FLOAT32_RESULT.split(), self._float32_result),
+            **dict.fromkeys(_WIDEST.split(), self._widest),
+            "_cudnn_rnn": self._float16_anew,
+        }
+        for name, run in rules.items():
+            _register(libraries["aten"], name, run)
+        own = {
+            "parameter": self._lower_layer,
+            "as_float32": self._float32_inside,
+            "cast_weights": self._lower_input,
+        }
+        for name in (each for each in dir(_C.ops) if not each.startswith("__")):
+            if _has_wrapper(f"brim::{name}"):
+                # An argument tells the layer what was cast (src/nn/autograd/operator.h). Without
+                # one, the rule is that of torch's operator.
+                schema = getattr(torch.ops.brim, name).default._schema
+                told = [own[each.name] for each in schema.arguments if each.name in own]
+                for rule in told or filter(None, [rules.get(name)]):
+                    _register(libraries["brim"], name, rule)
 
     def forget(self) -> None:
         """Release casted weights, as the end of an autocast region does."""
@@ -111,7 +113,7 @@ class Autocast:
         dtype = torch.get_autocast_dtype("cuda")
         given = by_name(op, args, kwargs)
         cast = {name: self._cast(value, dtype) for name, value in given.items()}
-        if "parameter" in given and given["weight"].is_leaf:
+        if given["weight"].is_leaf:
             is_cast = cast["weight"] is not given["weight"]
             cast["parameter"] = given["weight"] if is_cast else None
         return op(**cast)
@@ -143,9 +145,9 @@ class Autocast:
         return op(*args, **kwargs)
 
 
-def _has_wrapper(op: Any) -> bool:
+def _has_wrapper(name: str) -> bool:
     """Whether this version of torch treats the operator: the others are made of such."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "AutocastCUDA"))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA"))
 
 
 def _is_eligible(value: Any) -> bool:
@@ -157,6 +159,13 @@ def _is_eligible(value: Any) -> bool:
         and value.is_floating_point()
         and value.dtype != torch.float64
     )
+
+
+def _register(library: torch.library.Library, name: str, run: _Run) -> None:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(getattr(torch.ops, library.ns), packet, None), overload or "default", None)
+    if op is not None and _has_wrapper(op.name()):
+        library.impl(name, _kernel(op, run), "AutocastCUDA", allow_override=True)  # type: ignore[no-untyped-call]
 
 
 def _kernel(op: Any, run: _Run) -> Callable[..., Any]:

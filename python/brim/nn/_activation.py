@@ -16,20 +16,25 @@ from torch import Tensor
 from brim.nn._elsewhere import ops
 
 __all__ = [
+    "celu",
     "elu",
     "gelu",
     "hardsigmoid",
     "hardswish",
     "hardtanh",
     "leaky_relu",
+    "logsigmoid",
     "mish",
     "prelu",
     "relu",
     "relu6",
+    "selu",
     "sigmoid",
     "silu",
     "softplus",
+    "softsign",
     "tanh",
+    "threshold",
 ]
 
 
@@ -119,6 +124,24 @@ def hardsigmoid(input: Tensor, inplace: bool = False, *, recompute: bool = False
     return operator("hardsigmoid", inplace)(input, recompute)
 
 
+def threshold(
+    input: Tensor,
+    threshold: float,
+    value: float,
+    inplace: bool = False,
+    *,
+    recompute: bool = False,
+) -> Tensor:
+    """As `torch.nn.functional.threshold`; keeps one bit per element, or nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.functional.threshold(torch.tensor([-1.0, 2.0]), 0.5, 7.0)
+        tensor([7., 2.])
+    """
+    return operator("threshold", inplace)(input, threshold, value, recompute)
+
+
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """As `torch.nn.functional.prelu`; keeps one bit per element if the weight is frozen.
 
@@ -171,6 +194,32 @@ def elu(
 ) -> Tensor:
     """As `torch.nn.functional.elu`; keeps its input, or in place its output."""
     return operator("elu", inplace)(input, alpha, recompute)
+
+
+@gives("-0.6321,  2.0000")
+def celu(
+    input: Tensor, alpha: float = 1.0, inplace: bool = False, *, recompute: bool = False
+) -> Tensor:
+    """As `torch.nn.functional.celu`; keeps its input, or in place its output."""
+    return operator("celu", inplace)(input, alpha, recompute)
+
+
+@gives("-1.1113,  2.1014")
+def selu(input: Tensor, inplace: bool = False, *, recompute: bool = False) -> Tensor:
+    """As `torch.nn.functional.selu`; keeps its input, or in place its output."""
+    return operator("selu", inplace)(input, recompute)
+
+
+@gives("-1.3133, -0.1269")
+def logsigmoid(input: Tensor, *, recompute: bool = False) -> Tensor:
+    """As `torch.nn.functional.logsigmoid`; keeps its input, where torch keeps two on the CPU."""
+    return ops().logsigmoid(input, recompute)
+
+
+@gives("-0.5000,  0.6667")
+def softsign(input: Tensor, *, recompute: bool = False) -> Tensor:
+    """As `torch.nn.functional.softsign`; keeps its input, where torch keeps two tensors."""
+    return ops().softsign(input, recompute)
 
 
 # -- The output -----------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class ConversionReport:
 
     Example:
         >>> import torch, brim
-        >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.SELU())
+        >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Softmin())
         >>> report = brim.convert(model)
         >>> [layer.type for layer in report.replaced], [layer.reason for layer in report.kept]
         (['ReLU'], ['brim has no counterpart'])

@@ -20,6 +20,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from brim import _C
 from brim.nn import _elementwise
+from brim.nn._compiled import in_compiled_code, runs_again
 
 if TYPE_CHECKING:
     from brim._C import _Operators
@@ -65,15 +66,19 @@ def via_dispatcher(name: str, *args: Any) -> Any:
     if args[0] is None:  # the dispatcher would take it for an undefined tensor
         check_arguments(name, None)
     compiling = is_compiling()
+    is_product = name in _PRODUCTS
+    again = is_product and args[-1] is True
+    asks = name in _ASK and (again or args[-1 - is_product] is True) and in_compiled_code(True)
     # The flag itself: up to torch 2.11, is_exporting() is true whenever torch.compile traces.
     leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()
-    is_torchs = leaves or (compiling and name.removesuffix("_") not in _IN_GRAPHS)
+    in_graphs = name.removesuffix("_") in _IN_GRAPHS and (is_product or not asks)
+    is_torchs = leaves or (compiling and not in_graphs)
     try:
         if is_torchs or any(map(is_foreign, args)):
             return _TORCHS[name](*args)
         if compiling and name.endswith("_"):  # the compiler wants no operators that write
             return args[0].copy_(via_dispatcher(name[:-1], *args))
-        return getattr(torch.ops.brim, name)(*args)
+        return runs_again(name, *args) if again and asks else getattr(torch.ops.brim, name)(*args)
     except Exception:
         check_arguments(name, *args)
         raise
@@ -273,6 +278,17 @@ _IN_GRAPHS = frozenset(
     for name in _TORCHS
     if torch.Tag.pt2_compliant_tag in getattr(torch.ops.brim, name).default.tags
 )
-"""What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept."""
+"""What torch.compile gets. Instead of the others it gets torch's own, and decides what is kept.
+
+So it does of activations that are asked to recompute: it recomputes only operators it knows."""
+
+_PRODUCTS = ("linear", "conv")  # whose last two arguments are recompute and runs_again
+_ASK = frozenset(
+    name
+    for name in _TORCHS
+    if name in _PRODUCTS
+    or getattr(torch.ops.brim, name).default._schema.arguments[-1].name == "recompute"
+)
+"""Operators that can be asked to recompute, by their last argument."""
 
 _C.provide(via_dispatcher=via_dispatcher, is_known=is_known, is_compiling=is_compiling)

@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional
-from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from brim import _C
 from brim.nn import functional
+from brim.nn._compiled import in_compiled_code
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
 
 __all__ = ["calls_functions", "first_inside_regions", "leave_out", "take_in", "with_functions"]
@@ -51,7 +52,7 @@ def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, 
 def _region(work: Any) -> Any:
     @functools.wraps(work)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
+        if in_compiled_code(self._brim_recompute):
             return work(self, *args, **kwargs)
         return _C.within(self._brim_recompute, work, self, *args, **kwargs)
 
@@ -160,7 +161,12 @@ def _is_function(value: Any) -> bool:
     return callable(value) and getattr(value, "__name__", "") in _NAMES
 
 
-_OWN = [name for name in functional.__all__ if hasattr(torch.nn.functional, name)]
+_COMPOSED = ("softsign",)  # of other operators, in torch's Python: a region does not see it
+_OWN = [
+    name
+    for name in functional.__all__
+    if hasattr(torch.nn.functional, name) and name not in _COMPOSED
+]
 _OTHERS = ("mul", "multiply", "scaled_dot_product_attention", "multi_head_attention_forward")
 _NAMES = frozenset([*_OWN, *(name + "_" for name in _OWN), *_OTHERS])
 _uses: WeakKeyDictionary[Kind, dict[str, _Uses]] = WeakKeyDictionary()

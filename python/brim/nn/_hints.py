@@ -25,7 +25,12 @@ def frozen_batch_norms(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def conversion_hint(model: torch.nn.Module, recompute: str | None) -> str:
-    """What would save more; without inputs it cannot be measured here."""
+    """What would save more, without inputs to measure it; or what a compiler is told."""
+    if recompute is not None and any(map(_is_compiled, model.modules())):
+        return (
+            f'note: the model is compiled. recompute="{recompute}" tells the compiler what to '
+            "recompute when it compiles again"
+        )
     measure = "brim.audit(model, *inputs) measures it"
     if found := frozen_batch_norms(model):
         layers = "1 BatchNorm layer" if len(found) == 1 else f"{len(found)} BatchNorm layers"
@@ -37,3 +42,8 @@ def conversion_hint(model: torch.nn.Module, recompute: str | None) -> str:
     if recompute is None and trained and all(trained):
         return f'hint: all weights are trained, where recompute="cheap" saves most. {measure}'
     return ""
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """By `module.compile()` or `torch.compile(module)`."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")

@@ -112,7 +112,8 @@ def convert(
             normalisation after it does not keep that output: the least memory, and about a tenth
             more work per step. None: neither. Also for what an earlier `convert` made brim's, so
             the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
-            where this is None.
+            where this is None. Under torch.compile it tells the compiler's partitioner to do the
+            same (docs/explanation/nn.md, "Works with").
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. Language models of transformers also
             get brim's loss.
@@ -129,16 +130,16 @@ def convert(
     Example:
         >>> import torch, brim
         >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.SELU(), torch.nn.Linear(8, 2)
+        ...     torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Softmin(), torch.nn.Linear(8, 2)
         ... )
         >>> report = brim.convert(model, skip="3")
         >>> print(report)
         2 layers replaced, 2 kept as they are
         <BLANKLINE>
-        layer  type    kept because
-        --------------------------------------
-        2      SELU    brim has no counterpart
-        3      Linear  left out by skip
+        layer  type     kept because
+        ---------------------------------------
+        2      Softmin  brim has no counterpart
+        3      Linear   left out by skip
         hint: all weights are trained, where recompute="cheap" saves most. brim.audit(model, *inputs) measures it
         >>> [layer.name for layer in report.replaced]
         ['0', '1']

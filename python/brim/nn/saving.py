@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from brim import _C
 from brim._arguments import runs_in_parts
 from brim._state.undoing import Undoing
+from brim.nn._compiled import in_compiled_code
 
 __all__ = ["Saving", "saving"]
 
@@ -31,7 +32,7 @@ def saving(recompute: str | None = None) -> Saving:
     (`F.multi_head_attention_forward`) call. Nothing else changes, or takes longer.
 
     Regions nest and belong to their thread. `@brim.saving()` decorates a function. torch.compile
-    decides by itself what it keeps.
+    decides by itself what it keeps; `recompute` limits that (see `brim.convert`).
 
     Args:
         recompute: "cheap": the functions keep nothing that those before them can recompute in
@@ -55,7 +56,8 @@ def saving(recompute: str | None = None) -> Saving:
     """
     check_recompute(recompute)
     # What torch.compile traces is not in a region, and it knows this block.
-    return cast("Saving", contextlib.nullcontext()) if is_compiling() else Saving(recompute)
+    is_traced = in_compiled_code(recompute) or is_compiling()
+    return cast("Saving", contextlib.nullcontext()) if is_traced else Saving(recompute)
 
 
 def check_recompute(recompute: str | None) -> None:

@@ -170,7 +170,7 @@ void bitmask_pack(Number type, const void* in, void* out, std::uint8_t* bits, st
                   std::string_view name, double a, double b, cudaStream_t stream) {
   with_type(type, [=](auto t) {
     using T = typename decltype(t)::Element;
-    bitmask::with_function<Wide<T>>(name, a, b, [=](const auto& function) {
+    bitmask::with_function<Wide<T>, T>(name, a, b, [=](const auto& function) {
       launch_pack<T>(in, out, bits, n, function, stream);
     });
   });

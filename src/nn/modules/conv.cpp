@@ -6,10 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <variant>
-#include <vector>
 
 #include "nn/autograd/optional_tensor.h"
-#include "nn/ops/pad.h"
 
 namespace brim::nn {
 namespace {
@@ -19,49 +17,6 @@ using Options = torch::nn::detail::ConvNdOptions<D>;
 
 template <std::size_t D>
 using Numbers = std::array<std::int64_t, D>;
-
-/// nullptr for zeros, which the convolution adds itself.
-const char* name_of(const torch::nn::detail::conv_padding_mode_t& mode) {
-  if (std::holds_alternative<torch::enumtype::kReflect>(mode)) {
-    return "reflect";
-  }
-  if (std::holds_alternative<torch::enumtype::kReplicate>(mode)) {
-    return "replicate";
-  }
-  return std::holds_alternative<torch::enumtype::kCircular>(mode) ? "circular" : nullptr;
-}
-
-/// kSame, as torch does it: sets the padding of both sides, and adds a zero at the end of each
-/// dimension where the kernel is even.
-template <std::size_t D>
-at::Tensor pad_same(const Options<D>& options, const at::Tensor& input, Numbers<D>& padding) {
-  std::array<std::int64_t, 2 * D> ends{};  // (before, after), from the last dimension to the first
-  bool is_needed = false;
-  for (std::size_t i = 0; i < D; ++i) {
-    const std::int64_t total = (*options.dilation())[i] * ((*options.kernel_size())[i] - 1);
-    padding[i] = total / 2;
-    ends[2 * (D - 1 - i) + 1] = total % 2;
-    is_needed = is_needed || total % 2 != 0;
-  }
-  return is_needed ? at::constant_pad_nd(input, ends, 0) : input;
-}
-
-template <std::size_t D>
-at::Tensor run(const Options<D>& options, const std::vector<std::int64_t>& both_sides,
-               const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-               bool recompute, bool runs_again) {
-  Numbers<D> padding{};
-  at::Tensor padded = input;
-  if (const char* const mode = name_of(options.padding_mode())) {
-    padded = nn::pad(input, both_sides, mode);
-  } else if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {
-    padded = pad_same(options, input, padding);
-  } else if (const auto* numbers = std::get_if<torch::ExpandingArray<D>>(&options.padding())) {
-    padding = **numbers;
-  }
-  return functional::conv(padded, weight, maybe(bias), *options.stride(), padding,
-                          *options.dilation(), options.groups(), recompute, runs_again);
-}
 
 /// What to add at the end of each dimension to get the requested output size. torch::nn ignores the
 /// dilation here; with it, the size is right for dilated kernels too.
@@ -90,7 +45,7 @@ template <std::size_t D>
 at::Tensor run_transposed(const Options<D>& options, const at::Tensor& input,
                           const at::Tensor& weight, const at::Tensor& bias, bool recompute,
                           bool runs_again, const std::optional<at::IntArrayRef>& output_size) {
-  TORCH_CHECK_VALUE(name_of(options.padding_mode()) == nullptr,
+  TORCH_CHECK_VALUE(std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()),
                     "padding_mode of a transposed convolution must be kZeros");
   TORCH_CHECK_VALUE(input.dim() == static_cast<std::int64_t>(D) + 1 ||
                         input.dim() == static_cast<std::int64_t>(D) + 2,
@@ -103,18 +58,6 @@ at::Tensor run_transposed(const Options<D>& options, const at::Tensor& input,
 }
 
 }  // namespace
-
-at::Tensor Conv1dImpl::forward(const at::Tensor& input) {
-  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute, runs_again);
-}
-
-at::Tensor Conv2dImpl::forward(const at::Tensor& input) {
-  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute, runs_again);
-}
-
-at::Tensor Conv3dImpl::forward(const at::Tensor& input) {
-  return run(options, _reversed_padding_repeated_twice, input, weight, bias, recompute, runs_again);
-}
 
 at::Tensor ConvTranspose1dImpl::forward(const at::Tensor& input,
                                         const std::optional<at::IntArrayRef>& output_size) {

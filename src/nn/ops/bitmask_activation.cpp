@@ -7,6 +7,7 @@
 #include <ATen/ops/leaky_relu_backward.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/threshold.h>
 #include <ATen/ops/threshold_backward.h>
 #include <brim/nn/functional.h>
 
@@ -38,6 +39,14 @@ struct Relu {
   static bool output_tells(at::ScalarType /*type*/) { return true; }
 };
 
+/// Whether a number of this type is the bound that the derivative is compared with.
+bool holds(at::ScalarType type, double bound) {
+  const auto wide = static_cast<float>(bound);
+  return type == at::kHalf       ? static_cast<float>(to<at::Half>(bound)) == wide
+         : type == at::kBFloat16 ? static_cast<float>(to<at::BFloat16>(bound)) == wide
+                                 : true;
+}
+
 struct Hardtanh {
   static constexpr const char* kName = "hardtanh";
   static constexpr Reads kReads = Reads::input;
@@ -61,14 +70,6 @@ struct Hardtanh {
   }
   /// Not where a bound is rounded in the output: it may lie on the inner side.
   bool output_tells(at::ScalarType type) const { return holds(type, lower) && holds(type, upper); }
-
-  /// Whether a number of this type is the bound that the derivative is compared with.
-  static bool holds(at::ScalarType type, double bound) {
-    const auto wide = static_cast<float>(bound);
-    return type == at::kHalf       ? static_cast<float>(to<at::Half>(bound)) == wide
-           : type == at::kBFloat16 ? static_cast<float>(to<at::BFloat16>(bound)) == wide
-                                   : true;
-  }
 
   double lower;
   double upper;
@@ -112,6 +113,28 @@ struct Hardsigmoid {
   static at::Tensor passes(const at::Tensor& x) { return x.abs().lt_(3); }
 };
 
+struct Threshold {
+  static constexpr const char* kName = "threshold";
+  static constexpr Reads kReads = Reads::input;
+  static constexpr bool kGradFirst = false;
+
+  at::Tensor value(const at::Tensor& x) const { return at::threshold(x, threshold, other); }
+  at::Tensor& value_(at::Tensor& x) const { return at::threshold_(x, threshold, other); }
+  at::Tensor grad(const at::Tensor& grad, const at::Tensor& output) const {
+    return at::threshold_backward(grad, output, threshold);
+  }
+
+  BitRule bits() const { return {.a = threshold, .b = other}; }
+  at::Tensor passes(const at::Tensor& x) const { return grad(at::ones_like(x), x); }
+  /// Not where what takes the input's place is above the threshold itself.
+  bool output_tells(at::ScalarType type) const {
+    return other <= threshold && holds(type, other) && holds(type, threshold);
+  }
+
+  double threshold;
+  double other;
+};
+
 // -- The kernels ------------------------------------------------------------------------------
 
 /// Calls `run` with the activation of this name.
@@ -126,8 +149,11 @@ auto with_activation(std::string_view name, double a, double b, const Run& run) 
   if (name == LeakyRelu::kName) {
     return run(LeakyRelu{a});
   }
-  TORCH_CHECK_VALUE(name == Hardsigmoid::kName, "unknown bitmask activation: ", name);
-  return run(Hardsigmoid{});
+  if (name == Hardsigmoid::kName) {
+    return run(Hardsigmoid{});
+  }
+  TORCH_CHECK_VALUE(name == Threshold::kName, "unknown bitmask activation: ", name);
+  return run(Threshold{a, b});
 }
 
 std::tuple<at::Tensor, at::Tensor> pack_anywhere(const at::Tensor& input, std::string_view name,
@@ -171,6 +197,8 @@ const ActivationWithInPlace<Hardtanh, Hardtanh, double, double> kHardtanh(
     ", float min_val, float max_val");
 const ActivationWithInPlace<LeakyRelu, LeakyRelu, double> kLeakyRelu(", float negative_slope");
 const ActivationWithInPlace<Hardsigmoid, Hardsigmoid> kHardsigmoid;
+const ActivationWithInPlace<Threshold, Threshold, double, double> kThreshold(
+    ", float threshold, float value");
 
 }  // namespace
 
@@ -203,6 +231,11 @@ at::Tensor functional::leaky_relu(const at::Tensor& input, double negative_slope
 
 at::Tensor functional::hardsigmoid(const at::Tensor& input, bool inplace, bool recompute) {
   return kHardsigmoid(input, inplace, recompute);
+}
+
+at::Tensor functional::threshold(const at::Tensor& input, double threshold, double value,
+                                 bool inplace, bool recompute) {
+  return kThreshold(input, threshold, value, inplace, recompute);
 }
 
 }  // namespace brim::nn

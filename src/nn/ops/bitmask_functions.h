@@ -80,11 +80,29 @@ struct Hardsigmoid {
   }
 };
 
+/// The input above a threshold, else another value. NaN passes, as in torch.
+template <class W>
+struct Threshold {
+  W threshold;
+  W other;
+
+  template <class X>
+  constexpr auto passes(X x) const {
+    return !(x <= threshold);
+  }
+
+  template <class X, class Mask>
+  constexpr X value(X x, Mask passes) const {
+    return passes ? x : X{} + other;
+  }
+};
+
 /// Calls run(function) with the activation of this name.
 /// @param name as in the operators' schemas
 /// @param a, b its options, in the order of its members
+/// @tparam Bound what torch's kernel of this device rounds a threshold to
 /// @throws std::invalid_argument for another name.
-template <class W, class Run>
+template <class W, class Bound = W, class Run>
 void with_function(std::string_view name, double a, double b, const Run& run) {
   if (name == "relu") {
     run(Relu<W>{});
@@ -94,6 +112,8 @@ void with_function(std::string_view name, double a, double b, const Run& run) {
     run(LeakyRelu<W>{static_cast<W>(a)});
   } else if (name == "hardsigmoid") {
     run(Hardsigmoid<W>{});
+  } else if (name == "threshold") {
+    run(Threshold<W>{static_cast<W>(static_cast<Bound>(static_cast<W>(a))), static_cast<W>(b)});
   } else {
     throw std::invalid_argument("unknown bitmask activation: " + std::string(name));
   }

@@ -17,6 +17,7 @@
 
 #include "nn/autograd/node.h"
 #include "nn/ops/attention.h"
+#include "nn/ops/pad.h"
 #include "nn/region/region.h"
 
 namespace brim::nn {
@@ -185,6 +186,23 @@ Maybe adaptive_avg_pool1d(const Tensor& x, IntArrayRef output_size) {
   return adaptive_avg_pool_to(x, output_size);
 }
 
+/// Of other modes torch keeps nothing.
+Maybe pad_by(const Tensor& x, Ints padding, c10::string_view mode) {
+  const auto pads = c10::asIntArrayRefSlowOpt(padding);
+  const bool keeps = mode == "reflect" || mode == "replicate";
+  return pads && keeps ? Maybe(nn::pad(x, *pads, mode)) : Maybe();
+}
+
+Maybe pad_enum(const Tensor& x, Ints padding, std::int64_t mode, std::optional<double> /*value*/) {
+  constexpr std::array kModes = {"reflect", "replicate", "circular",
+                                 "constant"};  // at::padding_mode
+  return pad_by(x, padding, kModes[static_cast<std::size_t>(mode)]);
+}
+
+Maybe pad(const Tensor& x, Ints padding, c10::string_view mode, std::optional<double> /*value*/) {
+  return pad_by(x, padding, mode);
+}
+
 bool is_number(const Tensor& tensor) { return tensor.unsafeGetTensorImpl()->is_wrapped_number(); }
 
 bool is_ours(const Tensor& tensor) {
@@ -228,6 +246,16 @@ Maybe hardtanh(const Tensor& x, const Scalar& least, const Scalar& most) {
 template <bool InPlace>
 Maybe leaky_relu(const Tensor& x, const Scalar& slope) {
   return fn::leaky_relu(x, slope.toDouble(), InPlace, asks());
+}
+
+template <bool InPlace>
+Maybe celu(const Tensor& x, const Scalar& alpha) {
+  return fn::celu(x, alpha.toDouble(), InPlace, asks());
+}
+
+template <bool InPlace>
+Maybe threshold(const Tensor& x, const Scalar& threshold, const Scalar& value) {
+  return fn::threshold(x, threshold.toDouble(), value.toDouble(), InPlace, asks());
 }
 
 Maybe softplus(const Tensor& x, const Scalar& beta, const Scalar& threshold) {
@@ -297,7 +325,15 @@ class Redirections {
     redirect<ops::leaky_relu_, leaky_relu<true>>(all);
     redirect<ops::elu, elu<false>>(all);
     redirect<ops::elu_, elu<true>>(all);
+    redirect<ops::celu, celu<false>>(all);
+    redirect<ops::celu_, celu<true>>(all);
+    redirect<ops::selu, activation<fn::selu, false>>(all);
+    redirect<ops::selu_, activation<fn::selu, true>>(all);
+    redirect<ops::threshold, threshold<false>>(all);
+    redirect<ops::threshold_, threshold<true>>(all);
     redirect<ops::softplus, softplus>(all);
+    redirect<ops::log_sigmoid, [](const Tensor& x) { return Maybe(fn::logsigmoid(x, asks())); }>(
+        all);
     redirect<ops::sigmoid, [](const Tensor& x) { return Maybe(fn::sigmoid(x, asks())); }>(all);
     redirect<ops::tanh, [](const Tensor& x) { return Maybe(fn::tanh(x, asks())); }>(all);
     redirect<ops::prelu, [](const Tensor& x, const Tensor& w) { return Maybe(fn::prelu(x, w)); }>(
@@ -319,6 +355,8 @@ class Redirections {
     redirect<ops::conv1d_padding, conv_named<1>>(all);
     redirect<ops::conv2d_padding, conv_named<2>>(all);
     redirect<ops::conv3d_padding, conv_named<3>>(all);
+    redirect<ops::pad, pad>(all);
+    redirect<ops::_pad_enum, pad_enum>(all);  // of torch::nn
     redirect<ops::conv_transpose1d, conv_transpose<1>>(all);
     redirect<ops::conv_transpose2d_input, conv_transpose<2>>(all);
     redirect<ops::conv_transpose3d_input, conv_transpose<3>>(all);

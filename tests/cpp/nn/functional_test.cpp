@@ -2,6 +2,7 @@
 #include <ATen/ops/adaptive_avg_pool1d.h>
 #include <ATen/ops/avg_pool3d.h>
 #include <ATen/ops/batch_norm.h>
+#include <ATen/ops/celu.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv_transpose1d.h>
 #include <ATen/ops/dropout.h>
@@ -14,15 +15,18 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/mish.h>
 #include <ATen/ops/prelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
+#include <ATen/ops/selu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/threshold.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -70,6 +74,16 @@ std::vector<Function> functions() {
        [](const Tensors& t) { return at::elu(t[0], 0.5); }, Tensors{rows}},
       {"elu in place", [](const Tensors& t) { return F::elu(t[0].mul(2), 0.5, true); },
        [](const Tensors& t) { return at::elu(t[0].mul(2), 0.5); }, Tensors{rows}, 1e-6},
+      {"celu", [](const Tensors& t) { return F::celu(t[0], 0.3); },
+       [](const Tensors& t) { return at::celu(t[0], 0.3); }, Tensors{rows}},
+      {"selu", [](const Tensors& t) { return F::selu(t[0]); },
+       [](const Tensors& t) { return at::selu(t[0]); }, Tensors{rows}},
+      {"threshold", [](const Tensors& t) { return F::threshold(t[0], 0.3, 0.7); },
+       [](const Tensors& t) { return at::threshold(t[0], 0.3, 0.7); }, Tensors{rows}},
+      {"logsigmoid", [](const Tensors& t) { return F::logsigmoid(t[0]); },
+       [](const Tensors& t) { return at::log_sigmoid(t[0]); }, Tensors{rows}},
+      {"softsign", [](const Tensors& t) { return F::softsign(t[0]); },
+       [](const Tensors& t) { return t[0].div(t[0].abs().add(1)); }, Tensors{rows}},
       {"softplus", [](const Tensors& t) { return F::softplus(t[0], 2, 1); },
        [](const Tensors& t) { return at::softplus(t[0], 2, 1); }, Tensors{rows}},
       {"hardswish", [](const Tensors& t) { return F::hardswish(t[0]); },

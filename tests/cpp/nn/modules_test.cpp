@@ -268,6 +268,13 @@ TEST(ActivationModules, ValuesAndGradientsAreThoseOfTorch) {
   expect_like(torch::nn::SiLU(), SiLU(), input);
   expect_like(torch::nn::ELU(torch::nn::ELUOptions().alpha(0.5)),
               ELU(torch::nn::ELUOptions().alpha(0.5)), input);
+  expect_like(torch::nn::CELU(torch::nn::CELUOptions().alpha(0.3)),
+              CELU(torch::nn::CELUOptions().alpha(0.3)), input);
+  expect_like(torch::nn::SELU(), SELU(), input);
+  expect_like(torch::nn::LogSigmoid(), LogSigmoid(), input);
+  expect_like(torch::nn::Softsign(), Softsign(), input);
+  expect_like(torch::nn::Threshold(torch::nn::ThresholdOptions(0.3, -2)),
+              Threshold(torch::nn::ThresholdOptions(0.3, -2)), input);
   expect_like(torch::nn::Softplus(torch::nn::SoftplusOptions().beta(2)),
               Softplus(torch::nn::SoftplusOptions().beta(2)), input);
   expect_like(torch::nn::Sigmoid(), Sigmoid(), input);

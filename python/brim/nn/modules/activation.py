@@ -11,12 +11,15 @@ from torch import Tensor
 from brim.nn._activation import gives, operator, prelu
 
 __all__ = [
+    "CELU",
     "ELU",
     "GELU",
+    "SELU",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
     "LeakyReLU",
+    "LogSigmoid",
     "Mish",
     "PReLU",
     "ReLU",
@@ -24,7 +27,9 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "Softplus",
+    "Softsign",
     "Tanh",
+    "Threshold",
 ]
 
 
@@ -80,6 +85,21 @@ class Hardsigmoid(Activation, torch.nn.Hardsigmoid):
     def forward(self, input: Tensor) -> Tensor:
         """A sigmoid of straight lines."""
         return operator("hardsigmoid", self.inplace)(input, self.recompute)
+
+
+class Threshold(Activation, torch.nn.Threshold):
+    """`torch.nn.Threshold` that keeps one bit per element, or nothing.
+
+    Example:
+        >>> import torch, brim
+        >>> brim.nn.Threshold(0.5, 7.0)(torch.tensor([-1.0, 2.0]))
+        tensor([7., 2.])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input, another value where it is not above a threshold."""
+        run = operator("threshold", self.inplace)
+        return run(input, self.threshold, self.value, self.recompute)
 
 
 class PReLU(torch.nn.PReLU):
@@ -148,6 +168,42 @@ class ELU(Activation, torch.nn.ELU):
     def forward(self, input: Tensor) -> Tensor:
         """The input, below zero an exponential function."""
         return operator("elu", self.inplace)(input, self.alpha, self.recompute)
+
+
+@gives("-0.6321,  2.0000")
+class CELU(Activation, torch.nn.CELU):
+    """`torch.nn.CELU`; keeps its input, or in place its output."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input, below zero an exponential function."""
+        return operator("celu", self.inplace)(input, self.alpha, self.recompute)
+
+
+@gives("-1.1113,  2.1014")
+class SELU(Activation, torch.nn.SELU):
+    """`torch.nn.SELU`; keeps its input, or in place its output."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input, below zero an exponential function, times a factor."""
+        return operator("selu", self.inplace)(input, self.recompute)
+
+
+@gives("-1.3133, -0.1269")
+class LogSigmoid(Activation, torch.nn.LogSigmoid):
+    """`torch.nn.LogSigmoid`; keeps its input, where torch keeps two tensors on the CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The logarithm of the sigmoid of the input."""
+        return operator("logsigmoid", False)(input, self.recompute)
+
+
+@gives("-0.5000,  0.6667")
+class Softsign(Activation, torch.nn.Softsign):
+    """`torch.nn.Softsign`; keeps its input, where torch keeps two tensors."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The input divided by 1 and its size."""
+        return operator("softsign", False)(input, self.recompute)
 
 
 @gives("0.2689, 0.8808")
