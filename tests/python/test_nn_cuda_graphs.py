@@ -131,6 +131,7 @@ def test_a_captured_step_gives_the_gradients_of_torch(
         close([loss.detach(), *gradients(ours)], eager_step(torchs, x, autocast), autocast)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch's own as well
 @pytest.mark.parametrize("recompute", LEVELS)
 @pytest.mark.parametrize("make", [tokens, images])
 def test_graphed_callables_give_the_gradients_of_torch(make: Make, recompute: str | None) -> None:
