@@ -2,8 +2,10 @@
 #include <brim/predict/memory_model.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -11,6 +13,7 @@
 #include "check_argument.h"
 #include "number_text.h"
 #include "predict/phase_fit.h"
+#include "predict/predict_constants.h"
 
 namespace brim {
 namespace {
@@ -20,8 +23,6 @@ using detail::least_shapes;
 using detail::PhaseFit;
 using detail::shape_terms;
 using detail::text;
-
-constexpr std::size_t kMostRefits = 16;
 
 /// n L² of anything larger could overflow.
 void check_magnitude(const char* name, double value) {
@@ -62,7 +63,7 @@ std::vector<double> left_out_errors(std::span<const MemorySample> samples, SizeK
   if (measured <= least_shapes(kind)) {
     return {};
   }
-  const std::size_t refits = std::min(measured, kMostRefits);
+  const std::size_t refits = std::min(measured, detail::kMostRefits);
   std::vector<double> result(measured);
   for (std::size_t refit = 0; refit < refits; ++refit) {
     std::vector<MemorySample> others;
@@ -76,10 +77,11 @@ std::vector<double> left_out_errors(std::span<const MemorySample> samples, SizeK
       }
       index += sample.out_of_memory ? 0 : 1;
     }
-    const PhaseFit fit = detail::fit_phases(others, kind);
+    MemoryModel model;
+    model.fit(others, kind, false);
     for (const auto& [i, sample] : left_out) {
-      const auto terms = shape_terms(sample.n, sample.length, kind);
-      result[i] = detail::peak_of_phases(fit.floor, fit.phases, terms) / sample.peak - 1;
+      const auto length = kind == SizeKind::batch ? std::optional(sample.length) : std::nullopt;
+      result[i] = model.peak(sample.n, length) / sample.peak - 1;
     }
   }
   return result;
@@ -160,31 +162,63 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
   // A measurement above what the others allow is noise, or a program of another kind. Such a jump
   // may be larger where nothing was measured. One to more than twice is a cliff: from there on the
   // measurement itself holds, and says nothing about what lies before it.
-  constexpr double kTimesTheJump = 1.5;
-  constexpr double kCliff = 1;
   double jump = 0;
   for (const MemorySample& sample : state_.samples) {
     jump = std::max(jump, (sample.peak - base_) / bound(sample.n, sample.length) - 1);
   }
-  state_.margin = detail::kRounding + kTimesTheJump * std::min(jump, kCliff);
+  state_.margin = detail::kRounding + detail::kTimesTheExcess * std::min(jump, detail::kCliff);
 }
 
 void MemoryModel::learn() {
-  bound_ = {};
-  envelope_.clear();
   base_ = std::ranges::min(state_.samples, {}, &MemorySample::base).base;
+  envelope_.clear();
+  std::vector<MemorySample> ascending;
   for (const MemorySample& sample : state_.samples) {
-    if (!sample.out_of_memory) {
-      bound_.add(shape_terms(sample.n, sample.length, state_.kind),
-                 std::max(sample.peak - base_, 1.0));
-    }
     envelope_.push_back(least(sample.n, sample.length));
+    ascending.push_back(sample);
+    ascending.back().peak = std::max(sample.peak - base_, 1.0);
   }
+  std::ranges::sort(ascending, {}, [](const MemorySample& s) { return std::array{s.length, s.n}; });
+  const double fewest = std::ranges::min(ascending, {}, &MemorySample::n).n;
+  ranges_.assign(1, {});
+  const auto add = [&](const MemorySample& sample) {
+    if (!sample.out_of_memory) {
+      ranges_.back().bound.add(shape_terms(sample.n, sample.length, state_.kind), sample.peak);
+    }
+  };
+  // Only the fewest samples tell: what more of them need may have jumped at their number.
+  double last = 0;
+  std::vector<MemorySample> between;  // the last one and the next one of the fewest samples
+  for (const MemorySample& sample : ascending) {
+    const double allowed =
+        last > 0 ? bound(sample.n, sample.length) : std::numeric_limits<double>::infinity();
+    if (state_.kind == SizeKind::batch && sample.n != fewest &&
+        (last == 0 || sample.peak > allowed)) {
+      between.push_back(sample);
+      continue;
+    }
+    if (sample.peak > (1 + detail::kCliff) * allowed) {
+      std::erase_if(between, [&](const MemorySample& s) { return s.length > last; });
+      std::ranges::for_each(between, add);
+      ranges_.push_back({last, {}});
+    } else {
+      std::ranges::for_each(between, add);
+    }
+    between.clear();
+    add(sample);
+    last = sample.length;
+  }
+  std::ranges::for_each(between, add);
 }
 
-/// The most that any phase can hold beyond base_.
+/// The most that any phase can hold beyond base_. It does not fall from one range to the next.
 double MemoryModel::bound(double n, double length) const {
-  return bound_.at(shape_terms(n, length, state_.kind));
+  double result = 0;
+  for (std::size_t i = 0; i < ranges_.size() && (i == 0 || length > ranges_[i].after); ++i) {
+    const double end = i + 1 < ranges_.size() ? std::min(length, ranges_[i + 1].after) : length;
+    result = std::max(result, ranges_[i].bound.at(shape_terms(n, end, state_.kind)));
+  }
+  return result;
 }
 
 /// What a size that is not larger needed.
@@ -230,9 +264,10 @@ void MemoryModel::check(double n, std::optional<double> length) const {
 
 double MemoryModel::peak(double n, std::optional<double> length) const {
   check(n, length);
-  const auto terms = shape_terms(n, length.value_or(0), state_.kind);
-  return std::min(detail::peak_of_phases(state_.floor, state_.phases, terms),
-                  safe(n, length.value_or(0)));
+  const double l = length.value_or(0);
+  const double expected =
+      detail::peak_of_phases(state_.floor, state_.phases, shape_terms(n, l, state_.kind));
+  return std::clamp(expected, least(n, l), safe(n, l));
 }
 
 double MemoryModel::safe_peak(double n, std::optional<double> length) const {
