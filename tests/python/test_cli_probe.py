@@ -43,7 +43,7 @@ def wrong(size):
 model = torch.nn.Linear(3, 3)
 
 def jumps(size):
-    torch.empty(size * (12_000 if size % 3 == 0 else 10_000), dtype=torch.uint8)
+    torch.empty(size * (20_000 if size % 3 == 0 else 10_000), dtype=torch.uint8)
 """
 
 
