@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "check_argument.h"
-#include "fit/fit_constants.h"
+#include "fit/feature_weights.h"
 #include "fit/fit_search.h"
 #include "predict/sure_peak.h"
 
@@ -27,9 +27,17 @@ namespace {
 using batching::Cost;
 using detail::BatchNeed;
 using detail::check_argument;
-using detail::kGrowth;
 using detail::SamplesBySize;
 using detail::TrialBatches;
+
+constexpr std::int64_t kMostSamples = std::int64_t{1} << 16;  // in a batch that is probed
+constexpr std::size_t kLengths = 32;                          // that represent those of a data set
+// A measurement may hold this many times the budget before it counts as out of memory.
+constexpr std::int64_t kBeyond = 2;
+// Measuring what an allocator loses between blocks: only batches above this share of the fullest
+// one matter, and at most this many run.
+constexpr double kNearlyFull = 0.7;
+constexpr int kMostRuns = 100;
 
 /// Runs batches on a device, under a limit on what it may hold in all.
 class BatchMeter {
@@ -51,9 +59,7 @@ class BatchMeter {
                    " before the first batch");
     // One budget for all runs: opening one may release the allocator's cache, as nothing does
     // between the batches of a training loop.
-    const double most = kGrowth * static_cast<double>(budget_);
-    limited_.emplace(
-        most < static_cast<double>(allowed) ? static_cast<std::int64_t>(most) : allowed, device_);
+    limited_.emplace(budget_ < allowed / kBeyond ? kBeyond * budget_ : allowed, device_);
   }
 
   [[nodiscard]] c10::Device device() const { return device_; }
@@ -83,8 +89,7 @@ class BatchMeter {
 
   [[nodiscard]] BatchNeed measure(std::span<const std::int64_t> batch) const {
     const PeakSample sample = detail::sure_peak([&] { run(batch); }, budget_, collect_);
-    return {static_cast<double>(std::max(sample.peak, std::int64_t{1})), sample.out_of_memory,
-            static_cast<double>(sample.base)};
+    return {static_cast<double>(std::max(sample.peak, std::int64_t{1})), sample.out_of_memory};
   }
 
   /// Whether it runs as the allocator's blocks are now: a second try would find others.
@@ -115,8 +120,8 @@ std::vector<std::int64_t> representative_lengths(const SamplesBySize& samples) {
   const auto low = static_cast<double>(std::max<std::int64_t>(sizes[first], 1));
   const auto high = static_cast<double>(std::max<std::int64_t>(sizes[last], 1));
   std::set<std::int64_t> lengths;
-  for (std::size_t k = 0; k < detail::kLengths; ++k) {
-    const double share = static_cast<double>(k) / (detail::kLengths - 1);
+  for (std::size_t k = 0; k < kLengths; ++k) {
+    const double share = static_cast<double>(k) / (kLengths - 1);
     const double by_length = low * std::pow(high / low, share);
     const std::size_t places[] = {
         first + static_cast<std::size_t>(std::nearbyint(share * static_cast<double>(last - first))),
@@ -140,8 +145,7 @@ MemoryModel padded_model(const SamplesBySize& samples, const BatchMeter& meter,
     }
     meter.run(batch);
   };
-  const std::int64_t most =
-      static_cast<std::int64_t>(std::min(samples.sizes.size(), detail::kMostInABatch));
+  const std::int64_t most = std::min(static_cast<std::int64_t>(samples.sizes.size()), kMostSamples);
   return probe_batches(run_padded, representative_lengths(samples), most,
                        {.device = meter.device(),
                         .budget = options.budget,
@@ -168,10 +172,10 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
     for (const std::size_t b : full) {
       most = std::max(most, need(b));
     }
-    std::erase_if(full, [&](std::size_t b) { return need(b) < detail::kNearlyFull * most; });
+    std::erase_if(full, [&](std::size_t b) { return need(b) < kNearlyFull * most; });
     std::ranges::stable_sort(full, {}, [&](std::size_t b) { return trial.shapes[b].longest; });
     // Short and long ones in turn: the blocks of one are of least use to the next.
-    const std::size_t step = std::max(full.size() / detail::kInTurn, std::size_t{1});
+    const std::size_t step = std::max(full.size() / 12, std::size_t{1});
     std::vector<std::vector<std::int64_t>> batches;
     for (std::size_t i = 0; i < full.size(); i += step) {
       const bool is_short = i / step % 2 == 0;
@@ -190,11 +194,11 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
   const Budget limited(budget, meter.device());
   auto batches = full_batches();
   std::size_t fitted_runs = 0;
-  for (int i = 0; i < detail::kMostRuns && fitted_runs < 2 * batches.size(); ++i) {
+  for (int i = 0; i < kMostRuns && fitted_runs < 2 * batches.size(); ++i) {
     if (meter.fits_at_once(batches[fitted_runs % batches.size()])) {
       ++fitted_runs;
     } else {
-      reduce(1 - detail::kWorthARun);
+      reduce(detail::kSmallerLimit);
       fitted_runs = 0;
       batches = full_batches();
     }

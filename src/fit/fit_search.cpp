@@ -1,7 +1,6 @@
 #include "fit/fit_search.h"
 
 #include <brim/batching/stream.h>
-#include <brim/need/size_search.h>
 #include <brim/predict/need_bound.h>
 
 #include <algorithm>
@@ -15,10 +14,23 @@
 #include <utility>
 
 #include "check_argument.h"
-#include "fit/fit_constants.h"
 
 namespace brim::detail {
 namespace {
+
+constexpr std::size_t kEpochs = 4;
+constexpr std::size_t kMostRead = 200'000;  // that are read, in all epochs together
+constexpr std::size_t kMostMeasured = 32;   // of a batching's own batches
+constexpr int kMostRounds = 48;             // of making a batching and measuring its batches
+constexpr double kNoisy = 0.01;         // a model with a larger margin is checked on more batches
+constexpr double kGrowth = 2.0;         // the most by which a limit changes at once
+constexpr double kWorthGrowing = 1.05;  // smaller steps follow the bounds of all batches
+constexpr double kFlat = 1.01;          // of the least: a need up to there is the floor
+// A total is large enough once this share of the budget is in use; steps aim a little higher.
+constexpr double kUsed = 0.96;
+constexpr double kAim = 0.99;
+// The needs of batches of like sizes differ by this share, depending on the order of samples.
+constexpr double kSpread = 0.005;
 
 using Terms = NeedBound::Terms;
 constexpr std::size_t kTotalTerm = 4;
@@ -37,85 +49,7 @@ BatchShape copies(std::size_t count, std::int64_t size) {
   return {.count = n, .longest = length, .total = n * length, .squares = n * length * length};
 }
 
-/// What work needs at least that ran out of memory.
-double over(double limit) { return (1 + kRounding) * limit; }
-
 std::int64_t whole(double number) { return static_cast<std::int64_t>(number); }
-
-void learn(MemoryModel& model, double n, double length, const BatchNeed& need) {
-  std::vector<MemorySample> samples = model.samples();
-  samples.push_back({n, length, need.peak, need.out_of_memory, need.base});
-  model.fit(samples, SizeKind::batch, false);
-}
-
-/// What single samples need, by length.
-class SingleSamples {
- public:
-  /// @param lengths of all samples, ascending and different.
-  SingleSamples(std::span<const std::int64_t> lengths, double limit)
-      : lengths_(lengths), limit_(limit) {}
-
-  void add(double length, const BatchNeed& need) {
-    if (need.out_of_memory || need.peak > limit_) {
-      fails_ = std::min(fails_, length);
-      needs_.erase(needs_.lower_bound(fails_), needs_.end());
-    } else if (length < fails_) {
-      needs_[length] = std::max(need.peak - need.base, 1.0);
-    }
-  }
-
-  /// The longest that fits; 0 for none.
-  [[nodiscard]] double longest() const { return needs_.empty() ? 0 : needs_.rbegin()->first; }
-
-  /// The next length to measure, until it is known up to which one samples fit, and between which
-  /// ones the need jumps.
-  [[nodiscard]] std::optional<std::int64_t> next() const {
-    if (const auto open = between(longest(), fails_); !open.empty()) {
-      const auto near = between(longest(), kGrowth * longest());
-      return std::isfinite(fails_) ? open[open.size() / 2]
-             : near.empty()        ? open.front()
-                                   : near.back();
-    }
-    for (auto high = needs_.begin(); high != needs_.end() && needs_.size() < kMostMeasured;
-         ++high) {
-      if (high == needs_.begin() || high->second <= kGrowth * kGrowth * std::prev(high)->second) {
-        continue;
-      }
-      if (const auto open = between(std::prev(high)->first, high->first); !open.empty()) {
-        return open[open.size() / 2];
-      }
-    }
-    return std::nullopt;
-  }
-
- private:
-  [[nodiscard]] std::span<const std::int64_t> between(double low, double high) const {
-    const auto first = std::ranges::upper_bound(lengths_, low);
-    return {first, std::max(first, std::ranges::lower_bound(lengths_, high))};
-  }
-
-  std::span<const std::int64_t> lengths_;
-  double limit_;
-  std::map<double, double> needs_;  // of those that fit: bytes that were not held all the time
-  double fails_ = std::numeric_limits<double>::infinity();
-};
-
-/// Measures single samples, which the model learns.
-void learn_alone(MemoryModel& model, const FitSearch& search) {
-  const SamplesBySize& samples = search.by_size;
-  SingleSamples alone(samples.lengths, search.limit);
-  for (const MemorySample& sample : model.samples()) {
-    if (sample.n == 1) {
-      alone.add(sample.length, {sample.peak, sample.out_of_memory, sample.base});
-    }
-  }
-  while (const auto length = alone.next()) {
-    BatchNeed need = search.measure({&samples.indices[samples.end_of(*length) - 1], 1});
-    need.peak = std::max(need.peak, need.out_of_memory ? over(search.limit) : 0.0);
-    alone.add(static_cast<double>(*length), need);
-    learn(model, 1, static_cast<double>(*length), need);
-  }
-}
 
 /// The batches to measure under a padded cost: those that are extreme in some respect, and about
 /// `spread` more of all lengths.
@@ -140,132 +74,106 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
       chosen.push_back(by_length[i]);
     }
   }
-  // Short ones first: the first one that is too long excludes all that are longer.
-  std::ranges::stable_sort(chosen, {}, [&](std::size_t batch) { return shapes[batch].longest; });
   return chosen;
 }
 
 /// What the search for the largest total has learned so far.
 class TotalSearch {
  public:
-  explicit TotalSearch(const FitSearch& search)
-      : search_(search),
-        base_(search.measure({&search.by_size.indices[0], 1}).base),
-        limit_(search.limit - base_),
-        alone_(search.by_size.lengths, limit_),
-        everything_(std::max<std::int64_t>(
-            std::accumulate(search.sizes.begin(), search.sizes.end(), std::int64_t{0}), 1)) {}
+  explicit TotalSearch(const FitSearch& search) : search_(search) {}
 
   [[nodiscard]] FittedLimit run() {
-    const SamplesBySize& samples = search_.by_size;
-    const std::int64_t first = samples.indices[0];
-    learn({first, first}, copies(2, samples.sizes[0]));
-    // All that fit alone must be in a batch, so single samples come first.
-    while (const auto length = alone_.next()) {
-      alone_.add(static_cast<double>(*length),
-                 learn({samples.indices[samples.end_of(*length) - 1]}, copies(1, *length)));
+    std::int64_t total = longest_alone();
+    for (std::size_t round = 0; total > 0 && round < 2 * kMostMeasured; ++round) {
+      total = step(total);
     }
-    std::int64_t total = samples.lengths.empty() ? 1 : whole(alone_.longest());
-    if (total == 0) {
-      return result(0);
-    }
-    // Totals grow only as far as those before allow.
-    SizeSearch growing(options(total, Start::probe));
-    for (std::size_t round = 0; round < kMostMeasured && !growing.finished(); ++round) {
-      growing.record(attempt(total, learn_highest(total)));
-      total = std::min(growing.next(), whole(kGrowth * static_cast<double>(total)));
-    }
-    total = growing.best().value_or(0);
-    SizeSearch totals(options(1, Start::at_upper));
-    for (std::size_t round = 0; total > 0 && !totals.finished() && round < kMostMeasured; ++round) {
-      const double most = most_needed(total);
-      totals.record(attempt(total, {most, most > limit_}));
-      if ((1 - kWorthARun) * limit_ <= most && most <= limit_) {
-        break;
-      }
-      // Of a total that is over the limit, the need is known, not only a part of it.
-      const std::int64_t in_proportion =
-          whole(static_cast<double>(total) * (1 - kWorthARun) * limit_ / std::max(most, limit_));
-      total = totals.best() ? totals.next() : std::max(totals.next(), in_proportion);
-    }
-    return result(totals.best().value_or(0));
+    return result();
   }
 
  private:
-  BatchNeed learn(const std::vector<std::int64_t>& samples, const BatchShape& shape) {
-    const Terms terms = terms_of(shape);
-    const auto [known, is_new] = known_.try_emplace(terms);
-    if (is_new) {
-      BatchNeed& need = known->second = search_.measure(samples);
-      need = {std::max(need.peak - base_, 1.0), need.out_of_memory};
-      error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
-      if (!need.out_of_memory) {
-        bound_.add(terms, need.peak);
-      }
+  BatchNeed learn(std::span<const std::int64_t> samples, const Terms& terms) {
+    const BatchNeed need = known_[terms] = search_.measure(samples);
+    error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
+    most_held_ = std::max(most_held_, need.peak);
+    least_ = std::min(least_, need.peak);
+    if (!need.out_of_memory) {
+      bound_.add(terms, need.peak);
     }
-    return known->second;
+    return need;
   }
 
-  [[nodiscard]] SizeSearchOptions options(std::int64_t lower, Start start) const {
-    return {.start = start,
-            .upper = everything_,
-            .lower = lower,
-            .circumstances = {.available = whole(limit_)}};
+  // Measures single samples of growing size, because all that fit alone must be in a batch: a
+  // sample of twice the size is expected to need at most four times as much. Returns the largest
+  // size that was within the limit.
+  std::int64_t longest_alone() {
+    const SamplesBySize& samples = search_.by_size;
+    const std::int64_t first = samples.indices[0];
+    (void)search_.measure({&first, 1});  // makes what later calls find ready
+    for (const std::size_t count : {std::size_t{1}, std::size_t{2}}) {
+      learn(std::vector(count, first), terms_of(copies(count, samples.sizes[0])));
+    }
+    const std::int64_t largest = samples.sizes.back();
+    everything_ = std::max<std::int64_t>(
+        std::accumulate(samples.sizes.begin(), samples.sizes.end(), std::int64_t{0}), 1);
+    bad_ = everything_ + 1;
+    std::int64_t total = std::max<std::int64_t>(samples.sizes[0], 1);
+    while (total < largest) {
+      const double growth = std::min(kGrowth, std::sqrt(kGrowth * search_.limit / most_held_));
+      const std::int64_t longer =
+          std::min(std::max(whole(growth * static_cast<double>(total)), total + 1), largest);
+      const std::size_t place = samples.end_of(longer) - 1;
+      const Terms alone = terms_of(copies(1, samples.sizes[place]));
+      if (!known_.contains(alone)) {
+        learn({&samples.indices[place], 1}, alone);
+      }
+      if (most_held_ > search_.limit) {
+        break;
+      }
+      total = longer;
+    }
+    return total;
   }
 
-  [[nodiscard]] Attempt attempt(std::int64_t size, const BatchNeed& need) const {
-    constexpr double kMostBytes = 9e18;  // that are a whole number
-    const bool fits = !need.out_of_memory && need.peak <= limit_;
-    return {.values = {size},
-            .outcome = fits ? OomKind::none : OomKind::host_memory,
-            .peak = whole(std::min(need.peak, kMostBytes)),
-            .requested = 0,
-            .available = whole(limit_)};
-  }
-
-  /// The batch of a total with the highest bound.
-  BatchNeed learn_highest(std::int64_t total) {
+  // Bounds the batches of a total and measures those with the highest bounds. Returns the total to
+  // try next, 0 at the end.
+  std::int64_t step(std::int64_t total) {
+    const double limit = search_.limit;
     const TrialBatches trial = search_.trial({batching::Cost::Kind::sum, total});
     const std::vector<double> needs = bounds_of(trial);
-    if (needs.empty()) {
-      return {};
-    }
-    const auto highest = std::ranges::max_element(needs) - needs.begin();
-    return learn_batch(trial, static_cast<std::size_t>(highest));
-  }
-
-  BatchNeed learn_batch(const TrialBatches& trial, std::size_t batch) {
-    const auto samples = trial.batches[batch];
-    return learn({samples.begin(), samples.end()}, trial.shapes[batch]);
-  }
-
-  /// What the batches of a total can need, after those with the highest bounds were measured.
-  double most_needed(std::int64_t total) {
-    const TrialBatches trial = search_.trial({batching::Cost::Kind::sum, total});
-    for (;;) {
-      const std::vector<double> needs = bounds_of(trial);
-      std::vector<std::size_t> order(needs.size());
-      std::iota(order.begin(), order.end(), std::size_t{0});
-      std::ranges::stable_sort(order, std::ranges::greater(),
-                               [&](std::size_t batch) { return needs[batch]; });
-      order.resize(std::min<std::size_t>(order.size(), kHighest));
-      const auto unknown = std::ranges::find_if(order, [&](std::size_t batch) {
-        return !known_.contains(terms_of(trial.shapes[batch]));
-      });
-      const double most = most_expected(trial, needs);
-      if (unknown == order.end() || near_ >= kMostMeasured) {
-        return most;
+    double most = most_expected(trial, needs);
+    const bool nearly = kUsed * limit <= most && most <= limit;
+    std::vector<std::size_t> order(needs.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, std::ranges::greater(),
+                             [&](std::size_t batch) { return needs[batch]; });
+    order.resize(std::min<std::size_t>(order.size(), nearly ? 4 : 1));
+    std::erase_if(order, [&](std::size_t b) { return known_.contains(terms_of(trial.shapes[b])); });
+    if (!order.empty() && near_ < kMostMeasured) {
+      bool out_of_memory = false;
+      double highest = 0.0;
+      for (const std::size_t batch : order) {
+        const BatchNeed need = learn(trial.batches[batch], terms_of(trial.shapes[batch]));
+        out_of_memory |= need.out_of_memory;
+        highest = std::max(highest, need.peak);
       }
-      ++near_;
-      const BatchNeed need = learn_batch(trial, *unknown);
-      if (need.out_of_memory || need.peak > limit_) {
-        return std::max({need.peak, most_expected(trial, bounds_of(trial)), over(limit_)});
+      // Far below the limit, or where the need does not grow, one batch of each total is enough: a
+      // high floor (an optimizer's step) makes bounds high, and only larger totals lower them.
+      const bool is_flat = highest <= kFlat * least_;
+      const double growth = std::min(kGrowth, kAim * limit / highest);
+      if (!out_of_memory && (kGrowth * highest <= limit || (is_flat && growth >= kWorthGrowing))) {
+        return std::min(whole(growth * static_cast<double>(total)), everything_);
       }
+      near_ += order.size();
+      if (!out_of_memory) {
+        return total;
+      }
+      most = std::max(most, 1.1 * limit);
     }
+    return most <= limit ? larger(total, most, nearly) : smaller(total, most);
   }
 
   [[nodiscard]] std::vector<double> bounds_of(const TrialBatches& trial) const {
-    const double allowed = 1 + kSpread + kTimesTheExcess * error_;
+    const double allowed = 1 + kSpread + 1.5 * error_;
     std::vector<double> needs;
     needs.reserve(trial.shapes.size());
     for (const BatchShape& shape : trial.shapes) {
@@ -278,15 +186,15 @@ class TotalSearch {
   }
 
   // Epochs to come differ from these as these do from each other.
-  [[nodiscard]] static double most_expected(const TrialBatches& trial,
-                                            const std::vector<double>& needs) {
+  [[nodiscard]] double most_expected(const TrialBatches& trial,
+                                     const std::vector<double>& needs) const {
     std::map<std::size_t, double> of_epoch;
     for (std::size_t b = 0; b < needs.size(); ++b) {
       double& highest = of_epoch[trial.shapes[b].epoch];
       highest = std::max(highest, needs[b]);
     }
     if (of_epoch.empty()) {
-      return 0;
+      return used_;
     }
     const auto [least, most] =
         std::minmax_element(of_epoch.begin(), of_epoch.end(),
@@ -294,22 +202,46 @@ class TotalSearch {
     return std::isfinite(most->second) ? 2 * most->second - least->second : most->second;
   }
 
-  [[nodiscard]] FittedLimit result(std::int64_t total) const {
+  std::int64_t larger(std::int64_t total, double most, bool nearly) {
+    const double limit = search_.limit;
+    double growth = kGrowth;
+    if (most > used_ && good_ > 0) {  // as it grew before
+      growth = 1 + (kAim * limit - most) / (most - used_) *
+                       (1 - static_cast<double>(good_) / static_cast<double>(total));
+    }
+    growth = std::max(std::min(growth, kGrowth), kAim * limit / std::max(most, 1.0));
+    good_ = total;
+    used_ = most;
+    const std::int64_t ceiling = bad_ <= everything_ ? (good_ + bad_) / 2 : everything_;
+    // As a double: beyond 2^63 the product is no whole number.
+    const double grown = static_cast<double>(total) * growth;
+    const std::int64_t next = grown < static_cast<double>(ceiling) ? whole(grown) : ceiling;
+    return nearly || next <= good_ ? 0 : next;
+  }
+
+  std::int64_t smaller(std::int64_t total, double most) {
+    bad_ = total;
+    const std::int64_t next =
+        std::max({good_, whole(static_cast<double>(total) * kAim * search_.limit / most),
+                  (good_ + total) / 2});
+    return next <= good_ || next == bad_ ? 0 : next;
+  }
+
+  [[nodiscard]] FittedLimit result() const {
+    check_argument(most_held_ > 1,
+                   "the work held no memory on the device: it must be the one it runs on");
     std::set<double> totals;  // that did not run out of memory
     std::vector<MemorySample> samples;
-    double most_held = 0;
     for (const auto& [terms, need] : known_) {
-      most_held = std::max(most_held, need.peak);
-      if (terms[kTotalTerm] > 0) {
-        samples.push_back({terms[kTotalTerm], 0, base_ + need.peak, need.out_of_memory, base_});
+      const double total = terms[kTotalTerm];
+      if (total > 0) {
+        samples.push_back({total, 0, need.peak, need.out_of_memory});
         if (!need.out_of_memory) {
-          totals.insert(terms[kTotalTerm]);
+          totals.insert(total);
         }
       }
     }
-    check_argument(most_held > 1,
-                   "the work held no memory on the device: it must be the one it runs on");
-    FittedLimit fitted{batching::Cost::Kind::sum, total, std::nullopt, error_};
+    FittedLimit fitted{batching::Cost::Kind::sum, good_, std::nullopt, error_};
     if (totals.size() > 1) {
       fitted.model.emplace().fit(samples, SizeKind::size);
     }
@@ -317,13 +249,15 @@ class TotalSearch {
   }
 
   const FitSearch& search_;
-  double base_;   // bytes that are held all the time: what follows is beyond them
-  double limit_;  // bytes
-  SingleSamples alone_;
-  std::int64_t everything_;  // the total of all samples
   NeedBound bound_;
   std::map<Terms, BatchNeed> known_;
-  double error_ = 0.0;    // by how much a batch needed more than its bound
+  double error_ = 0.0;      // by how much a batch needed more than its bound
+  double most_held_ = 0.0;  // bytes
+  std::int64_t everything_ = 0;
+  std::int64_t good_ = 0;  // the largest total within the limit
+  std::int64_t bad_ = 0;   // the smallest total that is not
+  double used_ = 0.0;      // bytes, by batches of the total that is good
+  double least_ = std::numeric_limits<double>::infinity();  // bytes, by any batch
   std::size_t near_ = 0;  // the number of batches that were measured near the limit
 };
 
@@ -359,8 +293,6 @@ SamplesBySize::SamplesBySize(std::span<const std::int64_t> of) : indices(of.size
   std::ranges::stable_sort(indices, {}, size_of);
   sizes.resize(of.size());
   std::transform(indices.begin(), indices.end(), sizes.begin(), size_of);
-  std::ranges::unique_copy(sizes, std::back_inserter(lengths));
-  std::erase(lengths, 0);
 }
 
 std::size_t SamplesBySize::end_of(std::int64_t size) const {
@@ -370,17 +302,17 @@ std::size_t SamplesBySize::end_of(std::int64_t size) const {
 
 void FitSearch::check_padded(FittedLimit& fitted) const {
   MemoryModel& model = *fitted.model;
-  learn_alone(model, *this);
   std::set<std::pair<double, double>> measured;
-  double smaller = 1 - kWorthARun;  // for a limit that was too large by an unknown amount
-  bool stable = false;              // what was measured has not changed the batches
-  for (std::size_t round = 0; round < 2 * kMostMeasured; ++round) {
+  double smaller = kSmallerLimit;  // for a limit that was too large by an unknown amount
+  for (int round = 0; round < kMostRounds; ++round) {
     const TrialBatches trial = this->trial(fitted);
     if (trial.shapes.empty()) {
       break;
     }
-    const std::size_t spread = stable && measured.size() < kMostMeasured ? kOfAllLengths : 0;
-    bool learned = false;
+    std::size_t spread = 0;
+    if (measured.size() < kMostMeasured) {
+      spread = std::max(model.margin(), fitted.error) > kNoisy ? 16 : 8;
+    }
     std::optional<BatchNeed> over;  // of a batch that did not stay within the limit
     for (const std::size_t batch : extreme_batches(trial.shapes, model, spread)) {
       const double n = trial.shapes[batch].count;
@@ -390,31 +322,28 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
       }
       const BatchNeed need = measure(trial.batches[batch]);
       const double expected = model.safe_peak(n, length);
-      const bool is_loose = !stable && need.peak < expected - kWorthARun * (expected - need.base);
-      if (need.out_of_memory || need.peak > expected || is_loose) {
+      if (need.out_of_memory || need.peak > expected) {
         fitted.error = std::max(fitted.error, need.peak / expected - 1);
-        learn(model, n, length, need);
-        learned = true;
+        std::vector<MemorySample> samples = model.samples();
+        samples.push_back({n, length, need.peak, need.out_of_memory});
+        model.fit(samples, SizeKind::batch);
       }
       if (need.out_of_memory || need.peak > limit) {
         over = need;
         break;  // the remaining batches will not be made
       }
     }
-    if (!over && stable) {
+    if (!over) {
       break;
     }
-    stable = !learned || measured.size() >= kMostMeasured / 2;
-    if (over && measured.size() >= kMostMeasured / 2) {  // learning alone is not enough
-      const double share =
-          std::clamp((limit - over->base) / (over->peak - over->base), 1 / kGrowth, smaller);
-      fitted.maximum -= whole((1 - share) * (static_cast<double>(fitted.maximum) - over->base));
+    if (measured.size() >= kMostMeasured / 2) {  // learning alone is not enough
+      const double share = std::clamp(limit / over->peak, 1 / kGrowth, smaller);
+      fitted.maximum = whole(static_cast<double>(fitted.maximum) * share);
       if (over->out_of_memory) {  // perhaps by little, in fragmented memory; perhaps by far
         smaller = std::max(smaller * smaller, 1 / kGrowth);
       }
     }
   }
-  model.fit(std::vector(model.samples()), SizeKind::batch);
   fitted.error = std::max(fitted.error, model.margin());
 }
 

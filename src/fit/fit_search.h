@@ -30,11 +30,13 @@ struct BRIM_API TrialBatches {
   TrialBatches(const batching::Batching& batching, std::span<const std::int64_t> sizes);
 };
 
+/// A limit that was too large is reduced to this share.
+inline constexpr double kSmallerLimit = 0.96;
+
 /// What one batch needed.
 struct BatchNeed {
   double peak = 0;  ///< bytes, at least 1; if it ran out of memory, the need is more
   bool out_of_memory = false;
-  double base = 0;  ///< of the peak: bytes that were held all the time, 0 if not known
 };
 
 using MeasureBatch = std::function<BatchNeed(std::span<const std::int64_t>)>;
@@ -43,7 +45,6 @@ using MeasureBatch = std::function<BatchNeed(std::span<const std::int64_t>)>;
 struct BRIM_API SamplesBySize {
   std::vector<std::int64_t> indices;
   std::vector<std::int64_t> sizes;
-  std::vector<std::int64_t> lengths;  ///< the different sizes, without 0: no bound for others
 
   explicit SamplesBySize(std::span<const std::int64_t> of);
   /// Where the sizes above `size` begin.
@@ -60,8 +61,8 @@ struct BRIM_API FitSearch {
   const MeasureBatch& measure;
   const MakeBatching& make;
 
-  /// Measures single samples, then extreme batches under `fitted.model`, which learns from those
-  /// that need more than it allows, or far less, and sets `fitted.maximum`.
+  /// Measures extreme batches under `fitted.model`, which learns from those that need more than it
+  /// allows, and sets `fitted.maximum`.
   void check_padded(FittedLimit& fitted) const;
 
   /// The largest total for which no batch can need more than the limit; 0 if not even the smallest
@@ -79,17 +80,5 @@ struct BRIM_API FitSearch {
     return {*make(fitted), sizes};
   }
 };
-
-/// What a unit of each feature of a sample (nodes, edges) adds to the need of a batch, in bytes.
-///
-/// For each feature, batches of samples that have most of it in proportion are measured, of growing
-/// length until they use half of the limit. How the need grows there from one batch to a longer one
-/// gives one equation; the weights are the solution that is closest and not negative. What remains
-/// unexplained is left to the search for a limit, which measures the batches themselves.
-///
-/// @param features sample after sample, `columns` of each, not negative.
-[[nodiscard]] BRIM_API std::vector<double> feature_weights(std::span<const std::int64_t> features,
-                                                           std::size_t columns, double limit,
-                                                           const MeasureBatch& measure);
 
 }  // namespace brim::detail

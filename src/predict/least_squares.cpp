@@ -54,6 +54,38 @@ std::vector<double> normalise_columns(Matrix& a, std::size_t columns) {
   return scales;
 }
 
+std::vector<double> solve_columns(const Matrix& a, const std::vector<double>& b,
+                                  const std::vector<std::size_t>& columns) {
+  Matrix part(a.rows, columns.size());
+  for (std::size_t i = 0; i < a.rows; ++i) {
+    for (std::size_t j = 0; j < columns.size(); ++j) {
+      part.at(i, j) = a.at(i, columns[j]);
+    }
+  }
+  std::vector<double> result(a.columns);
+  const LeastSquares solved = solve_least_squares(part, b);
+  for (std::size_t j = 0; j < columns.size(); ++j) {
+    result[columns[j]] = solved.x[j];
+  }
+  return result;
+}
+
+/// By how much the square of the residual falls as each x grows.
+std::vector<double> descent(const Matrix& a, const std::vector<double>& b,
+                            const std::vector<double>& x) {
+  std::vector<double> result(a.columns);
+  for (std::size_t i = 0; i < a.rows; ++i) {
+    double residual = b[i];
+    for (std::size_t j = 0; j < a.columns; ++j) {
+      residual -= a.at(i, j) * x[j];
+    }
+    for (std::size_t j = 0; j < a.columns; ++j) {
+      result[j] += a.at(i, j) * residual;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 LeastSquares solve_least_squares(const Matrix& given, const std::vector<double>& b,
@@ -101,6 +133,65 @@ LeastSquares solve_least_squares(const Matrix& given, const std::vector<double>&
     result.x[j] /= scales[j];
   }
   return result;
+}
+
+std::vector<double> solve_non_negative(const Matrix& a, const std::vector<double>& b) {
+  Matrix scaled = a;
+  const std::vector<double> scales = normalise_columns(scaled, a.columns);
+  const double length = std::sqrt(std::inner_product(b.begin(), b.end(), b.begin(), 0.0));
+  constexpr double kNothingToGain = 1e-11;
+  std::vector<double> x(a.columns);
+  std::vector<std::size_t> active;
+  std::vector<bool> refused(a.columns);
+  // Each round adds a column that makes the residual smaller, so it ends; the bound is for
+  // rounding.
+  for (std::size_t round = 0; round < 10 * a.columns; ++round) {
+    const std::vector<double> gain = descent(scaled, b, x);
+    std::size_t best = a.columns;
+    for (std::size_t j = 0; j < a.columns; ++j) {
+      const bool candidate = !refused[j] && gain[j] > kNothingToGain * length &&
+                             std::find(active.begin(), active.end(), j) == active.end();
+      if (candidate && (best == a.columns || gain[j] > gain[best])) {
+        best = j;
+      }
+    }
+    if (best == a.columns) {
+      break;
+    }
+    active.push_back(best);
+    std::vector<double> next = solve_columns(scaled, b, active);
+    if (next[best] <= 0) {  // by rounding alone: it would go in and out for ever
+      active.pop_back();
+      refused[best] = true;
+      continue;
+    }
+    refused.assign(a.columns, false);
+    const auto negative = [&](std::size_t j) { return next[j] <= 0; };
+    while (std::any_of(active.begin(), active.end(), negative)) {
+      double step = 1;
+      for (const std::size_t j : active) {
+        if (negative(j)) {
+          step = std::min(step, x[j] / (x[j] - next[j]));
+        }
+      }
+      for (const std::size_t j : active) {
+        x[j] += step * (next[j] - x[j]);
+      }
+      std::erase_if(active, [&](std::size_t j) {
+        const bool gone = negative(j) && x[j] <= 1e-14 * length;
+        if (gone) {
+          x[j] = 0;
+        }
+        return gone;
+      });
+      next = solve_columns(scaled, b, active);
+    }
+    x = std::move(next);
+  }
+  for (std::size_t j = 0; j < a.columns; ++j) {
+    x[j] /= scales[j];
+  }
+  return x;
 }
 
 }  // namespace brim::detail

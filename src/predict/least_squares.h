@@ -36,4 +36,8 @@ struct LeastSquares {
                                                         const std::vector<double>& b,
                                                         double tolerance = 1e-12);
 
+/// The x >= 0 that makes |a x - b| least (Lawson and Hanson's active set).
+[[nodiscard]] BRIM_API std::vector<double> solve_non_negative(const Matrix& a,
+                                                              const std::vector<double>& b);
+
 }  // namespace brim::detail

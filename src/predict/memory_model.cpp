@@ -2,10 +2,8 @@
 #include <brim/predict/memory_model.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -13,7 +11,6 @@
 #include "check_argument.h"
 #include "number_text.h"
 #include "predict/phase_fit.h"
-#include "predict/predict_constants.h"
 
 namespace brim {
 namespace {
@@ -23,6 +20,8 @@ using detail::least_shapes;
 using detail::PhaseFit;
 using detail::shape_terms;
 using detail::text;
+
+constexpr std::size_t kMostRefits = 16;
 
 /// n L² of anything larger could overflow.
 void check_magnitude(const char* name, double value) {
@@ -63,7 +62,7 @@ std::vector<double> left_out_errors(std::span<const MemorySample> samples, SizeK
   if (measured <= least_shapes(kind)) {
     return {};
   }
-  const std::size_t refits = std::min(measured, detail::kMostRefits);
+  const std::size_t refits = std::min(measured, kMostRefits);
   std::vector<double> result(measured);
   for (std::size_t refit = 0; refit < refits; ++refit) {
     std::vector<MemorySample> others;
@@ -77,11 +76,10 @@ std::vector<double> left_out_errors(std::span<const MemorySample> samples, SizeK
       }
       index += sample.out_of_memory ? 0 : 1;
     }
-    MemoryModel model;
-    model.fit(others, kind, false);
+    const PhaseFit fit = detail::fit_phases(others, kind);
     for (const auto& [i, sample] : left_out) {
-      const auto length = kind == SizeKind::batch ? std::optional(sample.length) : std::nullopt;
-      result[i] = model.peak(sample.n, length) / sample.peak - 1;
+      const auto terms = shape_terms(sample.n, sample.length, kind);
+      result[i] = detail::peak_of_phases(fit.floor, fit.phases, terms) / sample.peak - 1;
     }
   }
   return result;
@@ -162,63 +160,31 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
   // A measurement above what the others allow is noise, or a program of another kind. Such a jump
   // may be larger where nothing was measured. One to more than twice is a cliff: from there on the
   // measurement itself holds, and says nothing about what lies before it.
+  constexpr double kTimesTheJump = 1.5;
+  constexpr double kCliff = 1;
   double jump = 0;
   for (const MemorySample& sample : state_.samples) {
     jump = std::max(jump, (sample.peak - base_) / bound(sample.n, sample.length) - 1);
   }
-  state_.margin = detail::kRounding + detail::kTimesTheExcess * std::min(jump, detail::kCliff);
+  state_.margin = detail::kRounding + kTimesTheJump * std::min(jump, kCliff);
 }
 
 void MemoryModel::learn() {
-  base_ = std::ranges::min(state_.samples, {}, &MemorySample::base).base;
+  bound_ = {};
   envelope_.clear();
-  std::vector<MemorySample> ascending;
+  base_ = std::ranges::min(state_.samples, {}, &MemorySample::base).base;
   for (const MemorySample& sample : state_.samples) {
-    envelope_.push_back(least(sample.n, sample.length));
-    ascending.push_back(sample);
-    ascending.back().peak = std::max(sample.peak - base_, 1.0);
-  }
-  std::ranges::sort(ascending, {}, [](const MemorySample& s) { return std::array{s.length, s.n}; });
-  const double fewest = std::ranges::min(ascending, {}, &MemorySample::n).n;
-  ranges_.assign(1, {});
-  const auto add = [&](const MemorySample& sample) {
     if (!sample.out_of_memory) {
-      ranges_.back().bound.add(shape_terms(sample.n, sample.length, state_.kind), sample.peak);
+      bound_.add(shape_terms(sample.n, sample.length, state_.kind),
+                 std::max(sample.peak - base_, 1.0));
     }
-  };
-  // Only the fewest samples tell: what more of them need may have jumped at their number.
-  double last = 0;
-  std::vector<MemorySample> between;  // the last one and the next one of the fewest samples
-  for (const MemorySample& sample : ascending) {
-    const double allowed =
-        last > 0 ? bound(sample.n, sample.length) : std::numeric_limits<double>::infinity();
-    if (state_.kind == SizeKind::batch && sample.n != fewest &&
-        (last == 0 || sample.peak > allowed)) {
-      between.push_back(sample);
-      continue;
-    }
-    if (sample.peak > (1 + detail::kCliff) * allowed) {
-      std::erase_if(between, [&](const MemorySample& s) { return s.length > last; });
-      std::ranges::for_each(between, add);
-      ranges_.push_back({last, {}});
-    } else {
-      std::ranges::for_each(between, add);
-    }
-    between.clear();
-    add(sample);
-    last = sample.length;
+    envelope_.push_back(least(sample.n, sample.length));
   }
-  std::ranges::for_each(between, add);
 }
 
-/// The most that any phase can hold beyond base_. It does not fall from one range to the next.
+/// The most that any phase can hold beyond base_.
 double MemoryModel::bound(double n, double length) const {
-  double result = 0;
-  for (std::size_t i = 0; i < ranges_.size() && (i == 0 || length > ranges_[i].after); ++i) {
-    const double end = i + 1 < ranges_.size() ? std::min(length, ranges_[i + 1].after) : length;
-    result = std::max(result, ranges_[i].bound.at(shape_terms(n, end, state_.kind)));
-  }
-  return result;
+  return bound_.at(shape_terms(n, length, state_.kind));
 }
 
 /// What a size that is not larger needed.
@@ -264,10 +230,9 @@ void MemoryModel::check(double n, std::optional<double> length) const {
 
 double MemoryModel::peak(double n, std::optional<double> length) const {
   check(n, length);
-  const double l = length.value_or(0);
-  const double expected =
-      detail::peak_of_phases(state_.floor, state_.phases, shape_terms(n, l, state_.kind));
-  return std::clamp(expected, least(n, l), safe(n, l));
+  const auto terms = shape_terms(n, length.value_or(0), state_.kind);
+  return std::min(detail::peak_of_phases(state_.floor, state_.phases, terms),
+                  safe(n, length.value_or(0)));
 }
 
 double MemoryModel::safe_peak(double n, std::optional<double> length) const {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
-#include <numeric>
 
 namespace brim {
 namespace {
@@ -64,7 +63,7 @@ void NeedBound::add(const Terms& terms, double bytes) {
   rows_.push_back(row);
 }
 
-NeedBound::Steepest NeedBound::steepest(const Terms& objective) const {
+double NeedBound::at(const Terms& terms) const {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   // Units are chosen so that the largest figure of each column is 1.
   Terms unit{};
@@ -73,50 +72,49 @@ NeedBound::Steepest NeedBound::steepest(const Terms& objective) const {
       unit[j] = std::max(unit[j], row[j]);
     }
   }
-  std::vector<Row> table(rows_.size() + 1);
-  Row& gains = table.back();
+  Row objective{};
   double scale = 0;
   for (std::size_t j = 0; j < kTerms; ++j) {
     if (unit[j] > 0) {
-      gains[j] = -objective[j] / unit[j];
-      scale = std::max(scale, -gains[j]);
-    } else if (objective[j] > 0) {
-      return {kInfinity, {}};
+      objective[j] = -terms[j] / unit[j];
+      scale = std::max(scale, -objective[j]);
+    } else if (terms[j] > 0) {
+      return kInfinity;
     }
   }
   if (scale == 0) {
-    return {};
+    return 0;
   }
-  for (double& value : gains) {
+  std::vector<Row> table;
+  table.reserve(rows_.size() + 1);
+  for (const Terms& row : rows_) {
+    Row& made = table.emplace_back();
+    for (std::size_t j = 0; j < kTerms; ++j) {
+      made[j] = unit[j] > 0 ? row[j] / unit[j] : 0.0;
+    }
+    made.back() = 1;
+  }
+  for (double& value : objective) {
     value /= scale;
   }
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    for (std::size_t j = 0; j < kTerms; ++j) {
-      table[i][j] = unit[j] > 0 ? rows_[i][j] / unit[j] : 0.0;
-    }
-    table[i].back() = 1;
-  }
-  // Which variable each row and column stands for; those from kTerms on are slack.
-  std::vector<std::size_t> basis(rows_.size());
-  std::iota(basis.begin(), basis.end(), kTerms);
-  std::array<std::size_t, kTerms> outside{};
-  std::iota(outside.begin(), outside.end(), std::size_t{0});
-  double beyond = 0;  // what the best solution may have more
+  table.push_back(objective);
+  const std::size_t rows = rows_.size();
   for (std::size_t step = 0;; ++step) {
     const std::size_t column = entering(table.back(), step);
     if (column == kTerms) {
-      break;
+      return table.back().back() * scale;
     }
     if (step == kMostSteps) {
       // Rounding can make it cycle all the same. Every variable is at most 1, in these units.
+      double bound = table.back().back();
       for (std::size_t j = 0; j < kTerms; ++j) {
-        beyond += std::max(-table.back()[j], 0.0);
+        bound += std::max(-table.back()[j], 0.0);
       }
-      break;
+      return bound * scale;
     }
-    std::size_t leaving = rows_.size();
+    std::size_t leaving = rows;
     double least = kInfinity;
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
+    for (std::size_t i = 0; i < rows; ++i) {
       const double ratio =
           table[i][column] > kZero ? table[i].back() / table[i][column] : kInfinity;
       if (ratio < least) {
@@ -124,19 +122,11 @@ NeedBound::Steepest NeedBound::steepest(const Terms& objective) const {
         leaving = i;
       }
     }
-    if (leaving == rows_.size()) {
-      return {kInfinity, {}};
+    if (leaving == rows) {
+      return kInfinity;
     }
     pivot(table, leaving, column);
-    std::swap(basis[leaving], outside[column]);
   }
-  Steepest result{(table.back().back() + beyond) * scale, {}};
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    if (basis[i] < kTerms && table[i].back() > kZero) {
-      result.phase[basis[i]] = table[i].back() / unit[basis[i]];
-    }
-  }
-  return result;
 }
 
 }  // namespace brim

@@ -22,6 +22,9 @@ namespace brim::detail {
   return kind == SizeKind::batch ? 3 : 2;
 }
 
+/// Errors below this are allocators' rounding: nothing is made of them.
+inline constexpr double kRounding = 1e-3;
+
 /// Bytes for each time that a term counts, none negative.
 using Phase = std::vector<double>;
 

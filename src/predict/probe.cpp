@@ -10,8 +10,8 @@
 
 #include "check_argument.h"
 #include "number_text.h"
+#include "predict/frontier.h"
 #include "predict/phase_fit.h"
-#include "predict/predict_constants.h"
 #include "predict/probe_plan.h"
 #include "predict/sure_peak.h"
 
@@ -20,9 +20,13 @@ namespace {
 
 using Shape = detail::ProbePlan::Shape;
 using Work = std::function<void(std::int64_t, std::int64_t)>;
-using detail::kGrowth;
-using detail::kShareOfFree;
-using detail::kWorthARun;
+
+// If no budget is given: a measurement should not take the last of a device's memory.
+constexpr double kShareOfFree = 0.9;
+// How far a measurement may exceed a budget if no other is left: enough for twice as many samples.
+constexpr double kBeyond = 2;
+// A size nearer to the budget is worth a call if it is this many times the largest measured one.
+constexpr double kWorthACall = 1.02;
 
 std::string name_of(const Shape& shape, SizeKind kind) {
   return kind == SizeKind::batch
@@ -38,9 +42,11 @@ MemorySample memory_sample(const Shape& shape, const PeakSample& sample) {
 /// Measures pieces of work on one device, under a limit on what it may hold in all.
 class Prober {
  public:
-  Prober(const Work& work, SizeKind kind, const ProbeOptions& options)
+  /// @param with_base whether samples tell what was held all the time.
+  Prober(const Work& work, SizeKind kind, const ProbeOptions& options, bool with_base = true)
       : work_(work),
         kind_(kind),
+        with_base_(with_base),
         budget_(options.budget),
         device_(options.device ? resolve_device(*options.device) : default_device()),
         collect_{device_, options.cleanup, options.collect_garbage, options.most_of_ranks} {
@@ -69,8 +75,10 @@ class Prober {
   }
 
   [[nodiscard]] PeakSample measure(const Shape& shape) const {
-    return detail::sure_peak([&] { work_(shape.first, shape.second); },
-                             static_cast<std::int64_t>(limit()), collect_);
+    PeakSample sample = detail::sure_peak([&] { work_(shape.first, shape.second); },
+                                          static_cast<std::int64_t>(limit()), collect_);
+    sample.base = with_base_ ? sample.base : 0;
+    return sample;
   }
 
   /// A model from a few of the sizes, spread over the range, small ones first.
@@ -86,10 +94,9 @@ class Prober {
                      " of which were held before, and ", limit_text(), " are allowed");
     TORCH_CHECK_VALUE(warm_up.peak > 0, "the work held no memory on ", device_,
                       ": device must be the one that it runs on");
-    while (const auto shape = plan.next(limit(), limit(kGrowth))) {
+    while (const auto shape = plan.next(limit(), limit(kBeyond))) {
       const PeakSample sample = measure(*shape);
-      const std::int64_t held = device_.is_cpu() ? sample.base : sample.start;
-      plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(held),
+      plan.add(*shape, static_cast<double>(sample.peak), static_cast<double>(sample.start),
                sample.out_of_memory, static_cast<double>(sample.base));
     }
     check_enough(plan.samples(), plan.smallest(), warm_up);
@@ -104,35 +111,13 @@ class Prober {
       std::vector<MemorySample> samples = model.samples();
       const std::int64_t size = std::min(model.largest_size(limit()), last);
       const auto largest = std::ranges::max(samples, {}, &MemorySample::n).n;
-      if (static_cast<double>(size) < (1 + kWorthARun / 2) * largest) {
+      if (static_cast<double>(size) < kWorthACall * largest) {
         break;
       }
       const PeakSample sample = measure({size, 0});
       samples.push_back(memory_sample({size, 0}, sample));
       model.fit(samples, SizeKind::size);
     }
-  }
-
-  /// Measures some batches more, where the model leaves most of the limit unused.
-  void approach_limit(MemoryModel& model, const std::vector<std::int64_t>& lengths,
-                      std::int64_t most) const {
-    // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may
-    // apply to what it reserves: running out of memory below the limit shows it.
-    double share = 1;
-    for (std::size_t i = 0; i < detail::kMostAtTheLimit; ++i) {
-      const auto shape =
-          detail::next_at_the_limit(model, lengths, most, share * limit(), limit(kGrowth));
-      if (!shape) {
-        break;
-      }
-      const PeakSample sample = measure(*shape);
-      share *=
-          sample.out_of_memory && static_cast<double>(sample.peak) <= limit() ? 1 - kWorthARun : 1;
-      std::vector<MemorySample> samples = model.samples();
-      samples.push_back(memory_sample(*shape, sample));
-      model.fit(samples, SizeKind::batch, false);
-    }
-    model.fit(std::vector(model.samples()), SizeKind::batch);
   }
 
  private:
@@ -168,6 +153,7 @@ class Prober {
 
   const Work& work_;
   SizeKind kind_;
+  bool with_base_;
   std::optional<std::int64_t> budget_;
   c10::Device device_;
   CollectOptions collect_;
@@ -198,21 +184,50 @@ MemoryModel probe_memory(const std::function<void(std::int64_t, std::int64_t)>& 
 MemoryModel probe_batches(const std::function<void(std::int64_t, std::int64_t)>& work,
                           const std::vector<std::int64_t>& lengths, std::int64_t most,
                           const ProbeOptions& options) {
+  constexpr std::size_t kSpreadLengths = 5;
   constexpr std::int64_t kFewest = 4;  // numbers of samples go up to this at least
+  constexpr int kMostAtTheLimit = 16;
+  constexpr double kLeastCaution = 0.02;
+  constexpr double kMostCaution = 0.25;
+  constexpr double kSmaller = 0.95;
   detail::check_argument(!lengths.empty() && most >= 1,
                          "lengths must not be empty, and most must be positive, got ",
                          lengths.size(), " lengths and ", most);
   std::vector<std::int64_t> ascending = lengths;
-  std::ranges::sort(ascending);
+  std::sort(ascending.begin(), ascending.end());
   std::vector<Shape> shapes;
-  for (std::int64_t n = 1; n <= std::max(most, kFewest); n *= 2) {
-    for (const std::int64_t length : ascending) {
+  for (std::size_t i = 0; i < kSpreadLengths; ++i) {
+    const std::int64_t length = ascending[i * (ascending.size() - 1) / (kSpreadLengths - 1)];
+    for (std::int64_t n = 1; n <= std::max(most, kFewest); n *= 2) {
       shapes.emplace_back(n, length);
     }
   }
-  const Prober prober(work, SizeKind::batch, options);
+  // Without the base: a limit that proves to be too large is lowered by shares of the whole.
+  const Prober prober(work, SizeKind::batch, options, false);
   MemoryModel model = prober.spread(std::move(shapes), options.probes);
-  prober.approach_limit(model, ascending, most);
+  double caution = std::clamp(model.error().worst, kLeastCaution, kMostCaution);
+  // What tensors may hold. An accelerator's allocator reserves more than that, and the limit may
+  // apply to what it reserves: running out of memory below the limit shows it.
+  double limit = prober.limit();
+  for (int i = 0; i < kMostAtTheLimit; ++i) {
+    const auto shape = detail::next_at_the_limit(model, ascending, most, limit, caution);
+    if (!shape) {
+      break;
+    }
+    const auto n = static_cast<double>(shape->first);
+    const auto length = static_cast<double>(shape->second);
+    const double expected = model.peak(n, length);
+    const PeakSample sample = prober.measure(*shape);
+    std::vector<MemorySample> samples = model.samples();
+    samples.push_back(memory_sample(*shape, sample));
+    model.fit(samples, SizeKind::batch, false);
+    if (sample.out_of_memory && expected <= limit) {
+      limit *= kSmaller;
+    }
+    const double surprise = std::abs(samples.back().peak / expected - 1);
+    caution = std::clamp(2 * surprise, kLeastCaution, kMostCaution);
+  }
+  model.fit(std::vector<MemorySample>(model.samples()), SizeKind::batch);
   return model;
 }
 

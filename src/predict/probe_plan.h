@@ -11,8 +11,8 @@
 
 namespace brim::detail {
 
-/// Chooses which of the candidates to measure next: a few, small ones first, each where the least
-/// is known of those that cannot need more than the limit. Pure logic.
+/// Chooses which of the candidates to measure next: a few, spread over number and length, small
+/// ones first, and only if their need is expected to stay within the limit. Pure logic.
 class BRIM_API ProbePlan {
  public:
   using Shape = std::pair<std::int64_t, std::int64_t>;  ///< n and length; (size, 0) of one size
@@ -23,46 +23,45 @@ class BRIM_API ProbePlan {
 
   [[nodiscard]] const Shape& smallest() const { return candidates_.front(); }
 
-  /// The next to measure; empty if there are enough, or none is left that is sure to fit. Of one
-  /// size up to twice `probes` are measured where fewer do not reach the largest.
+  /// The next to measure; empty if there are enough, or none is left that is expected to fit. Of
+  /// one size up to twice `probes` are measured where fewer do not reach the largest.
   /// @param limit bytes that the work may hold at most.
   /// @param beyond if no candidate is known to stay within the limit, the one with the lowest bound
   ///     is chosen, up to these bytes. At first only the fastest possible growth is known, and work
   ///     with a high floor (an optimizer's step) grows far less.
-  [[nodiscard]] std::optional<Shape> next(double limit, double beyond = 0) const;
+  [[nodiscard]] std::optional<Shape> next(double limit, double beyond = 0);
 
   /// Takes in a measurement.
-  /// @param held what was held beside the work, as far as is known: it does not grow.
-  /// @param base what the sample says of that.
-  void add(const Shape& shape, double peak, double held, bool out_of_memory, double base = 0);
+  /// @param start what was held before the work began.
+  /// @param base what of that was held all the time.
+  void add(const Shape& shape, double peak, double start, bool out_of_memory, double base = 0);
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return samples_; }
 
  private:
-  [[nodiscard]] double place(const Shape& shape) const;
-  [[nodiscard]] std::optional<double> least_need(const Shape& shape) const;
+  struct Target {
+    double n;       ///< 0 (least) to 1 (most), on a logarithmic scale
+    double length;  ///< likewise
+  };
+
+  [[nodiscard]] std::vector<Target> targets() const;
+  [[nodiscard]] Target place(const Shape& shape) const;
+  [[nodiscard]] double cautious_need(const Shape& shape) const;
+  [[nodiscard]] bool open(const Shape& shape) const;
+  [[nodiscard]] std::int64_t largest_measured() const;
+  [[nodiscard]] bool may_climb() const;
+  [[nodiscard]] std::optional<double> length_of(const Shape& shape) const;
 
   std::vector<Shape> candidates_;
   Shape least_;  // of each coordinate by itself
   Shape most_;
   SizeKind kind_;
   std::size_t probes_;
+  std::vector<Target> targets_;  // the next one last
   std::vector<MemorySample> samples_;
-  std::int64_t largest_ = 0;  // n of what was measured
-  NeedBound bound_;           // of what the work itself held
-  double held_ = 0;           // the most that was held beside it
+  NeedBound bound_;                   // of what the work itself held
+  double start_ = 0;                  // the most that was held before it began
+  std::optional<MemoryModel> model_;  // once a measured size has confirmed it
 };
-
-/// Which batch to measure so that batches can come closer to a limit: of the length at which the
-/// model leaves most of the limit unused, as many samples as it expects to fit. Empty if it leaves
-/// little unused at every length. One sample of a length of which nothing is known may be more than
-/// expected to fit, so that samples are left out only if one was measured to be too long.
-/// @param lengths positive, ascending.
-/// @param most the number of samples that a batch may have.
-/// @param limit bytes.
-/// @param beyond bytes that the batch can need at most, if it is not one sample.
-[[nodiscard]] BRIM_API std::optional<ProbePlan::Shape> next_at_the_limit(
-    const MemoryModel& model, const std::vector<std::int64_t>& lengths, std::int64_t most,
-    double limit, double beyond);
 
 }  // namespace brim::detail

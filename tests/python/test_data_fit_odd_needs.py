@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -75,58 +74,6 @@ def test_a_need_that_grows_faster_than_any_term_stays_within_the_budget(held: in
             LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + room, "cpu", shuffle=True
         )
     assert max(shares_used(made, LENGTHS, bytes_of, room)) <= 1
-
-
-@pytest.mark.filterwarnings("ignore:the sizes of the samples|.*are left out, over budget")
-def test_long_samples_that_need_far_more_do_not_make_batches_over_the_budget(held: int) -> None:
-    dice = random.Random(1)
-    lengths = [min(max(int(dice.lognormvariate(4, 0.6)), 8), 400) for _ in range(800)]
-
-    def bytes_of(lengths: list[int]) -> float:
-        return 1000 + (300_000 if max(lengths) > 100 else 3000) * len(lengths)
-
-    made = PackedBatchSampler.fit(
-        lengths, made_of_bytes(bytes_of), lengths, held + 2**20, "cpu", shuffle=True
-    )
-    assert max(shares_used(made, lengths, bytes_of, 2**20)) <= 1
-
-
-@pytest.mark.filterwarnings("ignore:the sizes of the samples|.*are left out, over budget")
-@pytest.mark.parametrize("of_each", [False, True])
-@pytest.mark.parametrize("cut", [20, 100, 150, 230])
-@pytest.mark.parametrize("jump", [20, 1.5, 0.9, 0.1, 0.03])
-def test_a_need_that_jumps_at_a_length_leaves_out_only_samples_that_do_not_fit(
-    jump: float, cut: int, of_each: bool, held: int
-) -> None:
-    dice = random.Random(0)
-    lengths = [min(max(int(dice.lognormvariate(4, 0.6)), 8), 400) for _ in range(800)]
-    room = 2**20
-
-    def bytes_of(lengths: list[int]) -> float:
-        jumps = len(lengths) if of_each else 1
-        return 1000 + 3000 * len(lengths) + (jump * room * jumps if max(lengths) > cut else 0)
-
-    made = PackedBatchSampler.fit(
-        lengths, made_of_bytes(bytes_of), lengths, held + room, "cpu", shuffle=True
-    )
-    assert max(shares_used(made, lengths, bytes_of, room)) <= 1
-    assert made.report().batched == sum(bytes_of([length]) <= room for length in lengths)
-
-
-def test_what_is_held_beside_the_work_changes_neither_totals_nor_runs(held: int) -> None:
-    def fitted(kept: torch.Tensor) -> tuple[list[list[int]], list[list[int]]]:
-        runs: list[list[int]] = []
-
-        def work(lengths: list[int]) -> None:
-            runs.append(lengths)
-            torch.empty(max(300_000, 50_000 + 100 * sum(lengths)), dtype=torch.uint8)
-
-        budget = held + kept.nbytes + 2**20
-        made = PackedBatchSampler.fit(LENGTHS, work, LENGTHS, budget, "cpu", cost="sum")
-        return runs, list(made)
-
-    alone = fitted(torch.empty(0))
-    assert fitted(torch.empty(20 * 2**20, dtype=torch.uint8)) == alone
 
 
 def test_empty_samples_do_not_stand_for_others(held: int) -> None:

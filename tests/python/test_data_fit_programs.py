@@ -47,7 +47,7 @@ def test_attention_inside_samples_that_are_laid_one_after_the_other(way: str, he
         assert max(peaks) <= budget
         # In order, batches with many long samples come up by chance, and room is left for them.
         # Packed, it is left for other orders within a batch, which change the need by a fifth.
-        assert max(peaks) - held >= (0.65 if way == "packed" else 0.4) * (budget - held)
+        assert max(peaks) - held >= (0.75 if way == "packed" else 0.4) * (budget - held)
 
 
 def test_a_pooled_network_with_a_wide_head_and_a_loss_for_each_token(held: int) -> None:

@@ -53,8 +53,8 @@ struct MemoryModelState {
 ///
 /// The peak is `max(floor, phases…)`, each phase a sum of terms with coefficients that are not
 /// negative: of 1, nL, nL² (and n or L² if the samples require it) for a batch, of 1, s, s²
-/// for one size. So it never falls as n or L grows. A phase is within
-/// all measurements, and there are as many as explain them. See docs/explanation/predict.md.
+/// for one size. So it never falls as n or L grows. Up to two phases are fitted, by non-negative
+/// least squares of the relative error. See docs/explanation/predict.md.
 ///
 /// Bytes are those of the whole device (PeakSample::peak), so they compare with a budget.
 /// A value type without torch in it. Reading one from several threads is safe.
@@ -81,8 +81,7 @@ class BRIM_API MemoryModel {
   [[nodiscard]] bool fitted() const { return !state_.phases.empty(); }
   [[nodiscard]] SizeKind kind() const { return state_.kind; }
 
-  /// Bytes expected at the peak, no more than safe_peak() and no less than was measured at a size
-  /// that is not larger. @throws std::invalid_argument before
+  /// Bytes expected at the peak, no more than safe_peak(). @throws std::invalid_argument before
   /// fit(), for the other kind of size, or one that is negative, not finite or above 1e100.
   /// @param n the size, or the number of samples of that length.
   [[nodiscard]] double peak(double n, std::optional<double> length = std::nullopt) const;
@@ -129,11 +128,7 @@ class BRIM_API MemoryModel {
   [[nodiscard]] std::int64_t largest(double length, double bytes) const;
 
   MemoryModelState state_;
-  struct Range {
-    double after = 0;  // the longest length before
-    NeedBound bound;   // of what the work needs beyond base_, from the samples in it
-  };
-  std::vector<Range> ranges_;     // of lengths, between cliffs
+  NeedBound bound_;               // of what the work needs beyond base_
   double base_ = 0;               // bytes that all samples held all the time
   std::vector<double> envelope_;  // of each sample: the most that it or a smaller one needed
 };

@@ -26,14 +26,7 @@ class BRIM_API NeedBound {
   void add(const Terms& terms, double bytes);
 
   /// Never falls as a term grows. Infinite if a term counts that no measurement had.
-  [[nodiscard]] double at(const Terms& terms) const { return steepest(terms).bytes; }
-
-  /// The phase within all measurements that needs most.
-  struct Steepest {
-    double bytes = 0;  ///< at the terms asked for
-    Terms phase{};     ///< bytes for each time that a term counts
-  };
-  [[nodiscard]] Steepest steepest(const Terms& terms) const;
+  [[nodiscard]] double at(const Terms& terms) const;
 
  private:
   std::vector<Terms> rows_;  // terms per byte, of the measurements that others do not imply

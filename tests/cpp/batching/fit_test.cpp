@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "batching/reference.h"
+#include "fit/feature_weights.h"
 #include "fit/fit_search.h"
 
 namespace brim {
@@ -121,38 +122,6 @@ TEST(FitSearch, PaddedModelLearnsFromBatchesThatNeedMoreThanItAllows) {
   detail::FitSearch{lengths, samples, 3e6, measure, make}.check_padded(fitted);
   EXPECT_LE(highest_share(*make(fitted), 3e6, need), 1.0);
   EXPECT_GT(fitted.model->samples().size(), few.size());
-}
-
-TEST(FitSearch, NoBatchIsOverTheLimitWhereTheNeedOfSamplesJumpsAtALength) {
-  Random random(4);
-  const Ints lengths = log_normal_lengths(random, 500);
-  for (const double cut : {10.0, 30.0, 77.0, 150.0}) {
-    for (const double jump : {0.1, 0.5, 0.95, 1.5, 20.0}) {  // of the limit
-      const auto bytes_of = [&](double n, double longest) {
-        return 1e5 + 200 * n * longest + (longest > cut ? jump * 3e6 : 0);
-      };
-      const auto need = [&](std::span<const std::int64_t> batch) {
-        return bytes_of(static_cast<double>(batch.size()), longest_of(lengths_of(lengths, batch)));
-      };
-      std::vector<MemorySample> few;  // all of one length
-      for (const double n : {1.0, 8.0, 64.0}) {
-        few.push_back({n, 4, bytes_of(n, 4), false});
-      }
-      FittedLimit fitted{Cost::Kind::padded, 3'000'000, MemoryModel()};
-      fitted.model->fit(few, SizeKind::batch);
-      const detail::MeasureBatch measure = [&](std::span<const std::int64_t> batch) {
-        return detail::BatchNeed{std::min(need(batch), 6e6), need(batch) > 6e6};
-      };
-      const MakeBatching make = packed(lengths, true);
-      const detail::SamplesBySize samples(lengths);
-      detail::FitSearch{lengths, samples, 3e6, measure, make}.check_padded(fitted);
-      EXPECT_LE(highest_share(*make(fitted), 3e6, need), 1.0) << cut << " " << jump;
-      const auto too_long = std::ranges::count_if(lengths, [&](std::int64_t length) {
-        return bytes_of(1, static_cast<double>(length)) > 3e6;
-      });
-      EXPECT_EQ(std::ssize(make(fitted)->left_out()), too_long) << cut << " " << jump;
-    }
-  }
 }
 
 TEST(FitSearch, PaddedLimitIsReducedInSmallStepsWhereMemoryRunsOutBelowIt) {
@@ -298,10 +267,8 @@ TEST(FeatureWeights, AreWhatEachFeatureAddsAboveAFloor) {
       [](double nodes, double edges) { return 1e4 + 70 * nodes + 9 * edges; },
       [](double nodes, double edges) { return std::max(2e5, 70 * nodes + 9 * edges); },
       [](double nodes, double /*edges*/) { return 100 + 70 * nodes; },
-      [](double /*nodes*/, double edges) { return 100 + 9 * edges; },
-      // Edges make it less: that is no weight.
-      [](double nodes, double edges) { return 1e4 + 70 * nodes - std::min(edges, nodes); }};
-  const std::vector<Doubles> expected{{70, 9}, {70, 9}, {70, 0}, {0, 9}, {69.5, 0}};
+      [](double /*nodes*/, double edges) { return 100 + 9 * edges; }};
+  const std::vector<Doubles> expected{{70, 9}, {70, 9}, {70, 0}, {0, 9}};
   for (std::size_t i = 0; i < expected.size(); ++i) {
     int measured = 0;
     const Doubles weights = detail::feature_weights(

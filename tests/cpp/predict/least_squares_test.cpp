@@ -84,5 +84,41 @@ TEST(LeastSquares, DependentColumnsLowerTheRankAndGetZero) {
   EXPECT_EQ(solve_least_squares(Matrix(2, 1), {1, 2}).rank, 0U);
 }
 
+TEST(NonNegative, MeetsTheConditionsOfAMinimum) {
+  std::mt19937 random(2);
+  int at_bound = 0;
+  for (int round = 0; round < 500; ++round) {
+    const std::size_t columns = 1 + random() % 6;
+    const Matrix a = random_matrix(random, columns + random() % 8, columns);
+    const Matrix b = random_matrix(random, a.rows, 1);
+    const std::vector<double> x = solve_non_negative(a, b.values);
+    const std::vector<double> gain = gradient(a, b.values, x);
+    for (std::size_t j = 0; j < columns; ++j) {
+      ASSERT_GE(x[j], 0);
+      ASSERT_LE(gain[j], 1e-9) << "a larger x would be better";
+      if (x[j] > 0) {
+        ASSERT_NEAR(gain[j], 0, 1e-9) << "another x would be better";
+      } else {
+        ++at_bound;
+      }
+    }
+  }
+  EXPECT_GT(at_bound, 100) << "the bound was tried";
+}
+
+TEST(NonNegative, DependentColumnsDoNoHarm) {
+  Matrix a(3, 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    a.at(i, 0) = 1;
+    a.at(i, 1) = static_cast<double>(i + 1);
+    a.at(i, 2) = 64 * a.at(i, 1);
+  }
+  const std::vector<double> b{3, 5, 7};  // 1 + 2 s
+  const std::vector<double> image = times(a, solve_non_negative(a, b));
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(image[i], b[i], 1e-9);
+  }
+}
+
 }  // namespace
 }  // namespace brim::detail

@@ -181,26 +181,6 @@ TEST(MemoryModel, SafePeakIsNeverBelowWhatWasMeasured) {
   }
 }
 
-TEST(MemoryModel, WhatWasMeasuredBeforeAJumpSaysNothingOfLongerSamples) {
-  for (const double jump : {1e6, 1e8}) {
-    for (const bool of_each : {false, true}) {
-      const Need need = [&](double n, double l) {
-        return 1e4 + 10 * n * l + (l > 100 ? jump * (of_each ? n : 1) : 0);
-      };
-      MemoryModel model;
-      model.fit(measure(need, {{1, 16}, {300, 16}, {1, 90}, {300, 90}, {300, 95}, {1, 110}}),
-                SizeKind::batch);
-      EXPECT_LT(model.margin(), 0.01) << "what lies before it is known";
-      for (const double n : {1, 2, 7, 100, 300}) {
-        for (const double length : {16, 50, 90, 91, 95, 99, 101, 110, 200}) {
-          EXPECT_GE(model.safe_peak(n, length), (1 - 1e-9) * need(n, length)) << n << " " << length;
-        }
-      }
-      EXPECT_LE(model.safe_peak(300, 90), 1.01 * need(300, 90));
-    }
-  }
-}
-
 TEST(MemoryModel, LargestBatchOfEmptySamplesEnds) {
   std::vector<MemorySample> samples =
       measure([](double n, double l) { return 1e5 + 64 * n * l + n * l * l; });

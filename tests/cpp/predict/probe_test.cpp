@@ -11,11 +11,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <new>
-#include <random>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -172,21 +170,16 @@ Planned follow(ProbePlan& plan, const std::function<double(double, double)>& nee
 const std::vector<std::int64_t> kNs{1, 2, 3, 5, 8, 13, 24, 32, 48, 64};
 const std::vector<std::int64_t> kLengths{16, 32, 50, 64, 100, 128, 200, 256, 384, 512};
 
-TEST(ProbePlan, WhereThereIsRoomProbesGoFromTheSmallestToTheLargest) {
+TEST(ProbePlan, SevenProbesReachTheCornersWhereThereIsRoom) {
   ProbePlan plan(grid(kNs, kLengths), SizeKind::batch, 7);
   const Planned planned =
       follow(plan, [](double n, double l) { return 1e6 + 1e3 * n * l + 10 * n * l * l; }, 1e12);
   EXPECT_EQ(planned.shapes.size(), 7U);
   EXPECT_EQ(planned.shapes.front(), std::pair(std::int64_t{1}, std::int64_t{16}));
-  EXPECT_EQ(planned.shapes.back(), std::pair(std::int64_t{64}, std::int64_t{512}));
-}
-
-TEST(ProbePlan, WhatShowsNothingNewComesLast) {
-  ProbePlan plan(grid(kNs, {16, 32}), SizeKind::batch, 9);
-  plan.add({1, 16}, 100, 0, false);
-  plan.add({64, 16}, 100, 0, false);  // so do all between them
-  EXPECT_EQ(plan.next(150, 900)->second, 32);
-  EXPECT_EQ(plan.next(150, 0)->second, 16) << "rather than none";
+  for (const auto& corner : grid({1, 64}, {16, 512})) {
+    EXPECT_NE(std::find(planned.shapes.begin(), planned.shapes.end(), corner), planned.shapes.end())
+        << corner.first << ", " << corner.second;
+  }
 }
 
 TEST(ProbePlan, StaysBelowTheLimitAndComesNearIt) {
@@ -201,7 +194,7 @@ TEST(ProbePlan, StaysBelowTheLimitAndComesNearIt) {
         EXPECT_EQ(planned.failures, 0) << limit << " " << floor << " " << c;
         EXPECT_EQ(planned.shapes.size(), 7U);
         const double most = std::min(limit, 2e6 + 4e4 * 64 * 512);
-        EXPECT_GT(planned.highest, 0.3 * most) << limit << " " << floor << " " << c;
+        EXPECT_GT(planned.highest, 0.4 * most) << limit << " " << floor << " " << c;
       }
     }
   }
@@ -245,73 +238,6 @@ TEST(ProbePlan, ManyStepsLeadToTheLargestSizeWhereAFloorHidesGrowth) {
   EXPECT_EQ(follow(narrow, need, 6e6).shapes.size(), 14U) << "not for as long as it takes";
 }
 
-/// A model of batches after the first probes and up to 16 at the limit.
-MemoryModel approached(const std::function<double(double, double)>& need, double limit) {
-  std::vector<MemorySample> samples;
-  MemoryModel model;
-  const auto measure = [&](const ProbePlan::Shape& shape) {
-    const auto n = static_cast<double>(shape.first);
-    const auto length = static_cast<double>(shape.second);
-    const double bytes = need(n, length);
-    samples.push_back({n, length, std::min(bytes, 2 * limit), bytes > 2 * limit});
-    return samples.back();
-  };
-  ProbePlan plan(grid({1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}, kLengths), SizeKind::batch, 7);
-  while (const auto shape = plan.next(limit, 2 * limit)) {
-    const MemorySample sample = measure(*shape);
-    plan.add(*shape, sample.peak, 0, sample.out_of_memory);
-  }
-  model.fit(samples, SizeKind::batch, false);
-  for (int i = 0; i < 16; ++i) {
-    const auto shape = detail::next_at_the_limit(model, kLengths, 2000, limit, 2 * limit);
-    if (!shape) {
-      break;
-    }
-    measure(*shape);
-    model.fit(samples, SizeKind::batch, false);
-  }
-  return model;
-}
-
-TEST(NextAtTheLimit, BatchesLeaveLittleOfTheLimitUnusedAndNoneIsOverIt) {
-  std::mt19937 random(3);
-  std::uniform_real_distribution<double> unit(0, 1);
-  std::vector<double> used;
-  for (int round = 0; round < 30; ++round) {
-    const double held = 1e6 * (1 + 9 * unit(random));
-    const double floor = held * (1 + unit(random));
-    const double per_sample = unit(random) < 0.5 ? 0 : std::pow(2, 8 + 8 * unit(random));
-    const double per_token = std::pow(2, 6 + 6 * unit(random));
-    const double per_pair = unit(random) < 0.5 ? 0 : std::pow(2, 2 + 4 * unit(random));
-    const auto need = [&](double n, double l) {
-      return std::max({floor, held + per_sample * n + per_token * n * l,
-                       held + per_token * n * l / 2 + per_pair * n * l * l});
-    };
-    const double limit = std::max(3e7, 1.05 * need(1, 512));
-    const MemoryModel model = approached(need, limit);
-    for (const std::int64_t whole : kLengths) {
-      const auto length = static_cast<double>(whole);
-      const auto n = static_cast<double>(model.largest_batch(length, limit));
-      ASSERT_GE(n, 1) << "a sample that fits is left out";
-      ASSERT_LE(need(n, length), limit);
-      if (n < 2000) {
-        used.push_back(need(n, length) / std::max(limit - per_sample - per_token * length, floor));
-      }
-    }
-  }
-  std::sort(used.begin(), used.end());
-  EXPECT_GT(used[used.size() / 2], 0.95);
-  EXPECT_GT(used[used.size() / 20], 0.8);
-}
-
-TEST(NextAtTheLimit, ASampleThatIsTooLongIsMeasuredAloneAndLittleThatIsLonger) {
-  const MemoryModel model =
-      approached([](double n, double l) { return 1e6 + (l > 100 ? 1e9 : 1e4) * n; }, 1e8);
-  EXPECT_GE(model.largest_batch(100, 1e8), 1000);
-  EXPECT_EQ(model.largest_batch(128, 1e8), 0);
-  EXPECT_LE(std::ranges::count_if(model.samples(), [](const auto& s) { return s.peak > 1e8; }), 9);
-}
-
 TEST(ProbePlan, WrongCandidatesAreNamed) {
   using Error = std::invalid_argument;
   const auto plan = [](Shapes shapes, SizeKind kind, std::int64_t probes) {
@@ -353,8 +279,7 @@ TEST(ProbeMemory, BudgetIsKeptAndAPairIsABatch) {
   EXPECT_GT(largest, kMiB / 2);
   EXPECT_EQ(model.kind(), SizeKind::batch);
   const auto budget = static_cast<double>(held + 16 * kMiB);
-  EXPECT_LE(model.largest_batch(512, budget), 512);
-  EXPECT_GE(model.largest_batch(512, budget), 256) << "of batches 16 times as large";
+  EXPECT_NEAR(static_cast<double>(model.largest_batch(512, budget)), 512, 26);
 }
 
 TEST(ProbeMemory, SizesNearTheBudgetAreMeasuredBetweenTheCandidates) {
