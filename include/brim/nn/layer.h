@@ -79,17 +79,23 @@ class BRIM_API Layer : public Base {
     return in_region([&] { return Base::forward(input); });
   }
 
+  /// What the layer was asked to compute again.
+  static Recompute asked_of(const Impl& layer) {
+    if constexpr (requires { layer.runs_again; }) {
+      if (layer.runs_again) {
+        return Recompute::products;
+      }
+    }
+    if constexpr (requires { layer.recompute; }) {
+      return layer.recompute ? Recompute::cheap : Recompute::nothing;
+    }
+    return Recompute::nothing;
+  }
+
   template <class Run>
   auto in_region(const Run& run) {
-    Recompute level = Recompute::nothing;
     const auto& layer = static_cast<const Impl&>(*this);
-    if constexpr (requires { layer.recompute; }) {
-      level = layer.recompute ? Recompute::cheap : level;
-    }
-    if constexpr (requires { layer.runs_again; }) {
-      level = layer.runs_again ? Recompute::products : level;
-    }
-    const detail::LayerRegion region(level);
+    const detail::LayerRegion region(asked_of(layer));
     return run();
   }
 };

@@ -41,7 +41,6 @@ def in_compiled_code(recompute: bool | str | None) -> bool:
     return True
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _recompute() -> bool:
     """Runs while Dynamo traces. The end of this compilation puts back what was in force."""
     from torch._dynamo.callback import callback_handler
@@ -53,6 +52,10 @@ def _recompute() -> bool:
     if _put_back not in callback_handler.end_callbacks:  # torch._dynamo.reset() removes it
         callback_handler.register_end_callback(_put_back)
     return True
+
+
+# What torch.compiler.assume_constant_result does, which imports the compiler: that takes seconds.
+_recompute._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _put_back(*_: Any) -> None:
