@@ -315,6 +315,9 @@ std::int64_t Need::bytes_at(std::size_t request, double size, double power) cons
   if (growth_[request] && !recorded_ && size > size_ && power > 1) {
     return growth_[request]->up.most_at(size, power);
   }
+  if (growth_[request] && size < size_ && power > 1) {
+    return growth_[request]->down.least_at(size);
+  }
   return growth_[request]
              ? (size > size_ ? growth_[request]->up : growth_[request]->down).at(size)
              : detail::whole_bytes(static_cast<double>(trace_->requests[request].bytes) *

@@ -22,7 +22,6 @@ class RequestGrowth {
       : here_(here), at_size_(at_size), there_(there), other_size_(other_size) {
     // Sizes are whole numbers: a little more than in proportion is rounding.
     constexpr double kStraight = 1.02;
-    constexpr double kMostPower = 3;
     const double power =
         here > 0 && there > 0 ? std::log(here / there) / std::log(at_size / other_size) : 0.0;
     if (power > kStraight) {
@@ -42,6 +41,15 @@ class RequestGrowth {
     return whole_bytes((here_ + slope_ * (near - at_size_)) * (size / near));
   }
 
+  /// At least so much at a smaller size, if it grows no faster than with the cube: a line may fall
+  /// off too slowly below both sizes.
+  [[nodiscard]] std::int64_t least_at(double size) const noexcept {
+    const double known = std::min(at_size_, other_size_);
+    return size < known ? std::min(at(size), whole_bytes(static_cast<double>(at(known)) *
+                                                         std::pow(size / known, kMostPower)))
+                        : at(size);
+  }
+
   /// Of several requests together, none of which grows faster than with `power`: at most so much
   /// at a larger size than both.
   [[nodiscard]] std::int64_t most_at(double size, double power) const noexcept {
@@ -51,6 +59,7 @@ class RequestGrowth {
   }
 
  private:
+  static constexpr double kMostPower = 3;
   // Two sizes close to each other may be padded to the same. Beyond the power of their ratio above
   // them, a request is taken to grow in proportion at least.
   static constexpr double kTrusted = 4;

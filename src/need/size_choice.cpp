@@ -24,7 +24,10 @@ void SizeSearch::choose() {
   expected_need_.reset();
   const std::int64_t high = failure_ == 0 ? options_.upper : lattice(options_).floor(failure_ - 1);
   const bool halving = options_.strategy == Strategy::halving;
-  finished_ = high <= best_ || (halving && fits_ > 0 && best_ > 0);
+  // After a failure, what fitted in earlier calls is one of the guesses.
+  const bool shrinks = options_.strategy == Strategy::predictive &&
+                       options_.start == Start::at_upper && fits_ == 0 && failures_ > 0;
+  finished_ = (high <= best_ && (best_ == 0 || !shrinks)) || (halving && fits_ > 0 && best_ > 0);
   if (finished_) {
     next_ = best_ > 0 ? best_ : options_.lower;
   } else if (options_.strategy == Strategy::predictive && options_.start == Start::probe) {
@@ -267,23 +270,30 @@ std::int64_t SizeSearch::traced_choice(std::int64_t high) {
 /// fitted earlier, or what it calculates, as long as it has failed no more often than halving would
 /// have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
-  auto largest = static_cast<double>(failure_);  // whatever is larger cannot fit
-  double need = 0;                               // of the failure, at least; 0: not known
+  // What an attempt left, the next one need not make.
+  const auto needed = [](const Attempt& attempt) {
+    return static_cast<double>(*attempt.need() - std::max<std::int64_t>(attempt.left, 0));
+  };
   const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
     return !attempt.fitted() && attempt.size() == failure_;
   });
-  if (available_ >= 0 && failed != known_.rend() && failed->need()) {
-    // What it left, the next attempt need not make. Nothing grows faster than with the cube.
-    need = static_cast<double>(*failed->need() - std::max<std::int64_t>(failed->left, 0));
-    // All that is available counts: halving would try a size that just fits.
-    largest *= std::min(std::cbrt(static_cast<double>(available_) / std::max(need, 1.0)), 1.0);
-  }
+  const bool tells = available_ >= 0 && failed != known_.rend() && failed->need();
+  const double need = tells ? needed(*failed) : 0;  // of the failure, at least; 0: not known
+  // Nothing grows faster than with the cube, but padded sizes that are close to each other. All
+  // that is available counts: halving would try a size that just fits.
+  const auto shows = [&](const Attempt& attempt, std::int64_t size) {
+    const double times = static_cast<double>(size) / static_cast<double>(attempt.size());
+    return !attempt.fitted() && attempt.need() && times <= 0.5 && bounds(attempt) &&
+           needed(attempt) * times * times * times > static_cast<double>(available_);
+  };
   // A need that does not explain the failure is that of another kind of call.
   const bool has_need = available_ >= 0 && is_trusted() && need_->recorded() &&
                         need_->upper(static_cast<double>(failure_)) > usable();
   const auto cannot_fit = [&](std::int64_t size) {
-    return static_cast<double>(size) > largest ||
-           (has_need && need_->lower(static_cast<double>(size)) > static_cast<double>(available_));
+    const auto shows_it = [&](const Attempt& attempt) { return shows(attempt, size); };
+    return available_ >= 0 && (std::ranges::any_of(known_, shows_it) ||
+                               (has_need && need_->lower(static_cast<double>(size)) >
+                                                static_cast<double>(available_)));
   };
   std::vector<std::int64_t> passed;  // sizes of halving
   std::int64_t half = first_ > 0 ? first_ : options_.upper;

@@ -129,6 +129,12 @@ def test_a_compilation_that_fails_leaves_no_setting() -> None:
     assert not is_told()
 
 
+def test_export_leaves_no_setting() -> None:
+    model, x = perceptrons()
+    torch.export.export(converted(model, "cheap"), (x,), strict=True)
+    assert not is_told()
+
+
 def test_a_setting_of_the_user_stays() -> None:
     model, x = perceptrons()
     with config.patch(ban_recompute_used_far_apart=False):

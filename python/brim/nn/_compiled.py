@@ -29,6 +29,9 @@ _SETTINGS = (
 )
 """Of `torch._functorch.config`: where its partitioner keeps cheap results for the sake of time."""
 
+_PENDING = "_CompilationCallbackHandler__pending_callbacks_counter"
+"""Of Dynamo's callbacks: how many compilations will tell when they end."""
+
 _before: dict[str, bool] = {}  # what the user asked for, while a graph of ours is compiled
 
 
@@ -42,10 +45,15 @@ def in_compiled_code(recompute: bool | str | None) -> bool:
 
 
 def _recompute() -> bool:
-    """Runs while Dynamo traces. The end of this compilation puts back what was in force."""
+    """Runs while Dynamo traces. The end of this compilation puts back what was in force.
+
+    Export and ahead-of-time compilation trace without telling when they end: these are left alone.
+    """
     from torch._dynamo.callback import callback_handler
     from torch._functorch import config
 
+    if not getattr(callback_handler, _PENDING, 1):
+        return False
     for name in _SETTINGS:
         _before.setdefault(name, getattr(config, name))
         setattr(config, name, False)

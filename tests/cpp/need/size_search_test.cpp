@@ -7,6 +7,7 @@
 #include <brim/need/trace.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -518,6 +519,28 @@ TEST(SizeSearch, HeavierCallFailsAtMostOnceMoreThanHalvingAndDoesNotEndBelowIt) 
     if (f.need(size) <= f.available) {
       ASSERT_GE(run.outcomes.back().size(), size) << "case " << i << " from " << first;
     }
+  }
+}
+
+// Steps of a quantum that fitted lie side by side below a failure.
+TEST(SizeSearch, HeavierCallDoesNotTryRememberedFitsOneAfterTheOther) {
+  const Curve heavy = [](std::int64_t size) { return 2 * kRemembered(size); };
+  SizeSearch search({.upper = 4096, .quantum = 8, .circumstances = {.available = 1000 * kMiB}});
+  for (const std::int64_t size : {904, 872, 880, 888, 896}) {
+    search.remember(attempt(kRemembered, size, 1000 * kMiB, 100 * kMiB));
+  }
+  const Attempts run = until_fit(search, heavy, 1000 * kMiB);
+  EXPECT_LE(run.failures, 3);  // halving: 896, 448
+  EXPECT_GE(run.outcomes.back().size(), 224);
+}
+
+TEST(SizeSearch, PaddedSizesDoNotEndBelowHalving) {
+  const Curve padded = [](std::int64_t size) {
+    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(size))) * 16384;
+  };
+  for (const std::int64_t available : {4 * kMiB + 100'000, 5 * kMiB, 7 * kMiB}) {
+    SizeSearch search({.upper = 4096, .circumstances = {.available = available}});
+    EXPECT_GE(until_fit(search, padded, available).outcomes.back().size(), 256);
   }
 }
 
