@@ -31,11 +31,11 @@ COSTLY = {
 }
 
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
-NEAR = {"padded to 64": 0.9, "constant 95 %": 0.95}
+NEAR = {"padded to 64": 0.9, "constant 95 %": 0.95, "in parts, results kept": 0.96}
 
-# Where nearly all of the need is constant, two close sizes look like padding, and a square looks
-# like a line until it has failed: it takes one more call until the growth is believed.
-LATE = {"constant 90 %", "constant 95 %", "square", "linear and square"}
+# A square looks like a line until it has failed, and parts that are the last ones have requests of
+# their own: it takes one more call until the growth is known.
+LATE = {"square", "linear and square", "in parts, results kept", "in parts, concatenated"}
 
 
 @pytest.fixture(autouse=True)
