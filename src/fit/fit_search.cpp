@@ -77,6 +77,40 @@ std::vector<std::size_t> extreme_batches(const std::vector<BatchShape>& shapes,
   return chosen;
 }
 
+void learn(MemoryModel& model, double n, double length, const BatchNeed& need) {
+  std::vector<MemorySample> samples = model.samples();
+  samples.push_back({n, length, need.peak, need.out_of_memory});
+  model.fit(samples, SizeKind::batch);
+}
+
+/// Measures batches between the lengths where the need jumps, until it is known at which length.
+void locate_jumps(MemoryModel& model, const FitSearch& search) {
+  const SamplesBySize& samples = search.by_size;
+  for (std::size_t run = 0; run < kMostMeasured; ++run) {
+    std::optional<MemoryModel::Jump> wide;
+    std::size_t first = 0;  // sample between its lengths
+    std::size_t last = 0;
+    for (const MemoryModel::Jump& jump : model.jumps()) {
+      first = samples.end_of(whole(jump.after));
+      last = samples.end_of(whole(jump.from) - 1);
+      if (first < last) {
+        wide = jump;
+        break;
+      }
+    }
+    if (!wide) {
+      return;
+    }
+    const std::int64_t length = samples.sizes[first + (last - first) / 2];
+    const std::size_t end = samples.end_of(length);
+    std::vector<std::int64_t> batch(static_cast<std::size_t>(wide->n));
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      batch[i] = samples.indices[end - 1 - i % end];
+    }
+    learn(model, wide->n, static_cast<double>(length), search.measure(batch));
+  }
+}
+
 /// What the search for the largest total has learned so far.
 class TotalSearch {
  public:
@@ -305,6 +339,7 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
   std::set<std::pair<double, double>> measured;
   double smaller = kSmallerLimit;  // for a limit that was too large by an unknown amount
   for (int round = 0; round < kMostRounds; ++round) {
+    locate_jumps(model, *this);
     const TrialBatches trial = this->trial(fitted);
     if (trial.shapes.empty()) {
       break;
@@ -324,9 +359,7 @@ void FitSearch::check_padded(FittedLimit& fitted) const {
       const double expected = model.safe_peak(n, length);
       if (need.out_of_memory || need.peak > expected) {
         fitted.error = std::max(fitted.error, need.peak / expected - 1);
-        std::vector<MemorySample> samples = model.samples();
-        samples.push_back({n, length, need.peak, need.out_of_memory});
-        model.fit(samples, SizeKind::batch);
+        learn(model, n, length, need);
       }
       if (need.out_of_memory || need.peak > limit) {
         over = need;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -22,6 +23,7 @@ using detail::shape_terms;
 using detail::text;
 
 constexpr std::size_t kMostRefits = 16;
+constexpr double kJump = 2;  // times what shorter samples allow
 
 /// n L² of anything larger could overflow.
 void check_magnitude(const char* name, double value) {
@@ -157,34 +159,87 @@ void MemoryModel::fit(std::span<const MemorySample> samples, SizeKind kind, bool
   next.samples.assign(samples.begin(), samples.end());
   state_ = std::move(next);
   learn();
-  // A measurement above what the others allow is noise, or a program of another kind. Such a jump
-  // may be larger where nothing was measured. One to more than twice is a cliff: from there on the
-  // measurement itself holds, and says nothing about what lies before it.
-  constexpr double kTimesTheJump = 1.5;
-  constexpr double kCliff = 1;
-  double jump = 0;
+  // A measurement above what the others allow is noise, or a program of another kind. Such an
+  // excess may be larger where nothing was measured. One to more than twice is a jump: from there
+  // on the measurement itself holds, and says nothing about what lies before it.
+  constexpr double kTimesTheExcess = 1.5;
+  double excess = 0;
   for (const MemorySample& sample : state_.samples) {
-    jump = std::max(jump, (sample.peak - base_) / bound(sample.n, sample.length) - 1);
+    excess = std::max(excess, (sample.peak - base_) / bound(sample.n, sample.length) - 1);
   }
-  state_.margin = detail::kRounding + kTimesTheJump * std::min(jump, kCliff);
+  state_.margin = detail::kRounding + kTimesTheExcess * std::min(excess, kJump - 1);
 }
 
 void MemoryModel::learn() {
-  bound_ = {};
-  envelope_.clear();
   base_ = std::ranges::min(state_.samples, {}, &MemorySample::base).base;
+  envelope_.clear();
   for (const MemorySample& sample : state_.samples) {
-    if (!sample.out_of_memory) {
-      bound_.add(shape_terms(sample.n, sample.length, state_.kind),
-                 std::max(sample.peak - base_, 1.0));
-    }
     envelope_.push_back(least(sample.n, sample.length));
+  }
+  std::vector<MemorySample> ascending = state_.samples;
+  std::ranges::stable_sort(
+      ascending, {}, [](const MemorySample& sample) { return std::pair(sample.length, sample.n); });
+  const auto add = [&](NeedBound& bound, const MemorySample& sample) {
+    if (!sample.out_of_memory) {
+      bound.add(shape_terms(sample.n, sample.length, state_.kind),
+                std::max(sample.peak - base_, 1.0));
+    }
+  };
+  // What is held before a jump is held after it too: longer samples bound shorter ones, but not the
+  // other way round.
+  const auto begin_range = [&](const Jump& jump) {
+    ranges_.push_back({jump, {}});
+    for (const MemorySample& sample : ascending) {
+      if (sample.length >= jump.from) {
+        add(ranges_.back().bound, sample);
+      }
+    }
+  };
+  ranges_.clear();
+  begin_range({});
+  NeedBound shorter;                 // from the samples of the range so far
+  std::vector<MemorySample> within;  // those of them that others allow
+  for (const MemorySample& sample : ascending) {
+    const double allowed = shorter.at(shape_terms(sample.n, sample.length, state_.kind));
+    if (sample.peak - base_ <= kJump * allowed) {
+      if (!sample.out_of_memory) {
+        within.push_back(sample);
+      }
+    } else {
+      // Without as many shorter samples that did not jump, their number may be the cause.
+      double after = 0;
+      for (const MemorySample& other : within) {
+        after =
+            std::max(after, other.n >= sample.n && other.length < sample.length ? other.length : 0);
+      }
+      if (after > 0) {
+        begin_range({after, sample.length, sample.n});
+        shorter = {};
+        within = {sample};
+      }
+    }
+    add(shorter, sample);
   }
 }
 
-/// The most that any phase can hold beyond base_.
+std::vector<MemoryModel::Jump> MemoryModel::jumps() const {
+  std::vector<Jump> result;
+  for (const Range& range : ranges_ | std::views::drop(1)) {
+    result.push_back(range.jump);
+  }
+  return result;
+}
+
+/// The most that any phase can hold beyond base_. The last range alone would say so but for
+/// rounding, by which the bound could fall.
 double MemoryModel::bound(double n, double length) const {
-  return bound_.at(shape_terms(n, length, state_.kind));
+  double result = 0;
+  for (const Range& range : ranges_) {
+    if (range.jump.after < length || range.jump.n == 0) {
+      result = std::max(result, range.bound.at(shape_terms(n, length, state_.kind)));
+    }
+  }
+  return result;
 }
 
 /// What a size that is not larger needed.

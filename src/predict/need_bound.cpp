@@ -1,6 +1,7 @@
 #include <brim/predict/need_bound.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 
@@ -85,6 +86,7 @@ double NeedBound::at(const Terms& terms) const {
   if (scale == 0) {
     return 0;
   }
+  scale = std::exp2(std::ceil(std::log2(scale)));  // rounds nothing, so equal bounds stay equal
   std::vector<Row> table;
   table.reserve(rows_.size() + 1);
   for (const Terms& row : rows_) {

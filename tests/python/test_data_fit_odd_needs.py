@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,47 @@ def test_a_need_that_grows_faster_than_any_term_stays_within_the_budget(held: in
             LENGTHS, made_of_bytes(bytes_of), LENGTHS, held + room, "cpu", shuffle=True
         )
     assert max(shares_used(made, LENGTHS, bytes_of, room)) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:the sizes of the samples|.*are left out, over budget")
+@pytest.mark.parametrize("of_each", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "jump"), [(20, 0.9), (100, 0.1), (100, 0.9), (150, 0.1), (230, 20)]
+)
+def test_a_need_that_jumps_at_a_length_leaves_out_only_samples_that_do_not_fit(
+    jump: float, cut: int, of_each: bool, held: int
+) -> None:
+    dice = random.Random(0)
+    lengths = [min(max(int(dice.lognormvariate(4, 0.6)), 8), 400) for _ in range(800)]
+    room = 2**20
+
+    def bytes_of(lengths: list[int]) -> float:
+        jumps = len(lengths) if of_each else 1
+        return 1000 + 3000 * len(lengths) + (jump * room * jumps if max(lengths) > cut else 0)
+
+    made = PackedBatchSampler.fit(
+        lengths, made_of_bytes(bytes_of), lengths, held + room, "cpu", shuffle=True
+    )
+    assert max(shares_used(made, lengths, bytes_of, room)) <= 1
+    assert made.report().batched == sum(bytes_of([length]) <= room for length in lengths)
+
+
+@pytest.mark.filterwarnings("ignore:the sizes of the samples")
+@pytest.mark.parametrize("cut", [300, 500, 900])
+def test_an_algorithm_that_needs_many_times_as_much_above_a_length(cut: int, held: int) -> None:
+    dice = random.Random(1)
+    lengths = [min(max(int(dice.lognormvariate(6, 0.6)), 16), 2048) for _ in range(2000)]
+    room = 16 * 2**20
+
+    def bytes_of(lengths: list[int]) -> float:
+        times = 6 if max(lengths) > cut else 1
+        return 100_000 + 100 * times * len(lengths) * max(lengths)
+
+    made = PackedBatchSampler.fit(
+        lengths, made_of_bytes(bytes_of), lengths, held + room, "cpu", shuffle=True
+    )
+    assert max(shares_used(made, lengths, bytes_of, room)) <= 1
+    assert made.report().batched == 2000
 
 
 def test_empty_samples_do_not_stand_for_others(held: int) -> None:

@@ -112,6 +112,18 @@ class BRIM_API MemoryModel {
 
   [[nodiscard]] const std::vector<MemorySample>& samples() const { return state_.samples; }
 
+  /// A jump of the need to more than twice what shorter samples allow, at a length above `after`
+  /// and up to `from`.
+  struct Jump {
+    double after = 0;  ///< the longest length before it that was measured with so many samples
+    double from = 0;   ///< the length that showed it
+    double n = 0;      ///< with this many samples
+  };
+
+  /// Where the need jumps, in ascending order of length; none of one size. What was measured before
+  /// a jump says nothing about what is needed after it.
+  [[nodiscard]] std::vector<Jump> jumps() const;
+
   /// "1", "nL", "nL²", "n", "L", "L²", or "1", "s", "s²".
   [[nodiscard]] static std::vector<std::string> term_names(SizeKind kind);
 
@@ -127,8 +139,13 @@ class BRIM_API MemoryModel {
   [[nodiscard]] double safe(double n, double length) const;
   [[nodiscard]] std::int64_t largest(double length, double bytes) const;
 
+  struct Range {
+    Jump jump;        // with which it begins
+    NeedBound bound;  // of what the work needs beyond base_, from the samples after the jump
+  };
+
   MemoryModelState state_;
-  NeedBound bound_;               // of what the work needs beyond base_
+  std::vector<Range> ranges_;     // of lengths, each up to the longest
   double base_ = 0;               // bytes that all samples held all the time
   std::vector<double> envelope_;  // of each sample: the most that it or a smaller one needed
 };

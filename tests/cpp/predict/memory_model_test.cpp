@@ -181,6 +181,37 @@ TEST(MemoryModel, SafePeakIsNeverBelowWhatWasMeasured) {
   }
 }
 
+TEST(MemoryModel, WhatWasMeasuredBeforeAJumpSaysNothingOfLongerSamples) {
+  for (const double jump : {1e6, 1e8}) {
+    for (const bool of_each : {false, true}) {
+      const Need need = [&](double n, double l) {
+        return 1e4 + 10 * n * l + (l > 100 ? jump * (of_each ? n : 1) : 0);
+      };
+      MemoryModel model;
+      model.fit(measure(need, {{1, 16}, {300, 16}, {1, 90}, {300, 90}, {300, 95}, {1, 110}}),
+                SizeKind::batch);
+      EXPECT_LT(model.margin(), 0.01) << "what lies before it is known";
+      ASSERT_EQ(model.jumps().size(), 1U);
+      EXPECT_EQ(model.jumps()[0].after, 95);
+      EXPECT_EQ(model.jumps()[0].from, 110);
+      for (const double n : {1, 2, 7, 100, 300}) {
+        for (const double length : {16, 50, 90, 91, 95, 99, 101, 110, 200}) {
+          EXPECT_GE(model.safe_peak(n, length), (1 - 1e-9) * need(n, length)) << n << " " << length;
+        }
+      }
+      EXPECT_LE(model.safe_peak(300, 90), 1.01 * need(300, 90));
+    }
+  }
+}
+
+TEST(MemoryModel, NeedThatGrowsWithTheSquareOfTheNumberDoesNotJumpAtALength) {
+  const Need need = [](double n, double) { return 1000 * n * n; };
+  MemoryModel model;
+  model.fit(measure(need, {{1, 8}, {64, 8}, {1, 10}, {32, 10}, {1, 40}, {20, 40}}),
+            SizeKind::batch);
+  EXPECT_TRUE(model.jumps().empty());
+}
+
 TEST(MemoryModel, LargestBatchOfEmptySamplesEnds) {
   std::vector<MemorySample> samples =
       measure([](double n, double l) { return 1e5 + 64 * n * l + n * l * l; });
