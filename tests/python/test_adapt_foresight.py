@@ -31,7 +31,8 @@ COSTLY = {
 }
 
 # A size of a few hundred items is known to a third of a percent only, and padded sizes to a step.
-NEAR = {"padded to 64": 0.9, "constant 95 %": 0.95, "in parts, results kept": 0.96}
+NEAR = dict.fromkeys(("in parts, results kept", "in parts, concatenated"), 0.96)
+NEAR |= {"padded to 64": 0.9, "constant 95 %": 0.95}
 
 # A square looks like a line until it has failed, and parts that are the last ones have requests of
 # their own: it takes one more call until the growth is known.
