@@ -34,9 +34,11 @@ COSTLY = {
 NEAR = dict.fromkeys(("in parts, results kept", "in parts, concatenated"), 0.96)
 NEAR |= {"padded to 64": 0.9, "constant 95 %": 0.95}
 
-# A square looks like a line until it has failed, and parts that are the last ones have requests of
-# their own: it takes one more call until the growth is known.
+# A square looks like a line until it has failed, two close sizes of a need that is nearly constant
+# look like padding, and parts that are the last ones have requests of their own: it takes one more
+# call until the growth is known.
 LATE = {"square", "linear and square", "in parts, results kept", "in parts, concatenated"}
+LATE |= {"constant 90 %", "constant 95 %"}
 
 
 @pytest.fixture(autouse=True)
