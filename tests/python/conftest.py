@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,3 +62,13 @@ def steady_memory(held: int) -> Iterator[None]:
     """A size that failed is tried again when more is free, and on a machine that always varies."""
     with brim.budget(held + 2**26, device="cpu"):
         yield
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """torch.compile has compiled nothing yet."""
+    with warnings.catch_warnings():  # some versions of torch use what they deprecate
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.compiler.reset()
+    yield
+    torch.compiler.reset()

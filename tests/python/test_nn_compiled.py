@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +14,11 @@ from torch._functorch import config
 
 import brim
 
-
-@pytest.fixture(autouse=True)
-def _compiler() -> Iterator[None]:
-    """A fresh one."""
-    with warnings.catch_warnings():  # some versions of torch use what they deprecate
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.compiler.reset()
-        yield
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    # Some versions of torch use what they deprecate.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 
 class Block(nn.Module):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,16 +21,6 @@ from .nn_steps import ALL, IMAGES, small_net, step
 # torch's own: it loads parts of itself late, and tells of slow ways that give the right result.
 TORCH_LOADS = pytest.mark.filterwarnings("ignore:`torch.jit.script")
 NO_BATCHING_RULE = pytest.mark.filterwarnings("ignore:There is a performance drop")
-
-
-@pytest.fixture
-def _compiler() -> Iterator[None]:
-    """A fresh one."""
-    with warnings.catch_warnings():  # some versions of torch use what they deprecate
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 # -- torch.func -----------------------------------------------------------------------------------
@@ -183,7 +172,7 @@ def test_forward_mode_of_functions(call: Callable[..., torch.Tensor]) -> None:
 # -- torch.compile --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("case", "frozen"),
     [pytest.param(case, False, id=case.layer) for case in ONE_OF_EACH]
@@ -207,7 +196,7 @@ def test_compile_with_one_graph(case: Case, frozen: bool) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.usefixtures("_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("inplace", [False, True], ids=["", "inplace"])
 def test_compile_gets_brims_operator_only_where_it_keeps_less(inplace: bool) -> None:
     net = nn.Sequential(brim.nn.Hardsigmoid(inplace), brim.nn.ReLU(inplace), brim.nn.SiLU(inplace))
@@ -222,7 +211,7 @@ def test_compile_gets_brims_operator_only_where_it_keeps_less(inplace: bool) -> 
     assert ours == {"hardsigmoid", "relu"}, called
 
 
-@pytest.mark.usefixtures("_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
 def test_compile_of_a_net_with_changing_batches(frozen: bool) -> None:
     ours, torchs = small_net(), small_net(nn)
@@ -236,7 +225,7 @@ def test_compile_of_a_net_with_changing_batches(frozen: bool) -> None:
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.usefixtures("_compiler")
+@pytest.mark.usefixtures("fresh_compiler")
 @TORCH_LOADS
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
