@@ -87,7 +87,7 @@ struct Read<std::int64_t> {
   static constexpr const char* kType = "int";
   std::int64_t value;
   explicit Read(PyObject* from) {
-    check_plain(PyLong_CheckExact(from));
+    check_plain(PyLong_CheckExact(from) || PyBool_Check(from));
     int overflow = 0;
     value = PyLong_AsLongLongAndOverflow(from, &overflow);
     check_plain(overflow == 0);

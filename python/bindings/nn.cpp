@@ -1,6 +1,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/Tensor.h>
+#include <brim/nn/pressure.h>
 #include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
 #include <brim/nn/watching.h>
@@ -11,6 +12,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "fast_call.h"
@@ -59,23 +63,25 @@ struct Binder {
   }
 };
 
+using Int = std::int64_t;  // `recompute` is one, too
+
 using Operators = Binder<
     // Activations, without options, with one or two numbers, in place, and others
-    Tensor(const Tensor&, bool), Tensor&(Tensor&, bool), Tensor(const Tensor&, double, bool),
-    Tensor&(Tensor&, double, bool), Tensor(const Tensor&, double, double, bool),
-    Tensor&(Tensor&, double, double, bool), Tensor(const Tensor&, std::string_view, bool),
+    Tensor(const Tensor&, Int), Tensor&(Tensor&, Int), Tensor(const Tensor&, double, Int),
+    Tensor&(Tensor&, double, Int), Tensor(const Tensor&, double, double, Int),
+    Tensor&(Tensor&, double, double, Int), Tensor(const Tensor&, std::string_view, Int),
     Tensor(const Tensor&, const Tensor&),
     // Gated activations
-    Tensor(const Tensor&, const Tensor&, std::string_view, bool),
-    Tensor(const Tensor&, std::string_view, bool, std::int64_t, bool),
+    Tensor(const Tensor&, const Tensor&, std::string_view, Int),
+    Tensor(const Tensor&, std::string_view, bool, Int, Int),
     // Sums in place, products
-    Tensor&(Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&, bool),
+    Tensor&(Tensor&, const Tensor&), Tensor(const Tensor&, const Tensor&, Int),
     // Dropout
     Tensor(const Tensor&, double), Tensor&(Tensor&, double),
     // Linear, convolutions
-    Tensor(const Tensor&, const Tensor&, Maybe, Maybe, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, Maybe, Int, bool),
     Tensor(const Tensor&, const Tensor&, Maybe, IntArrayRef, IntArrayRef, IntArrayRef, bool,
-           IntArrayRef, std::int64_t, Maybe, bool, bool),
+           IntArrayRef, Int, Maybe, Int, bool),
     // Batch, layer, group and RMS norm
     Tensor(const Tensor&, Maybe, Maybe, Maybe, Maybe, bool, double, double),
     Tensor(const Tensor&, IntArrayRef, Maybe, Maybe, double, bool),
@@ -90,7 +96,7 @@ using Operators = Binder<
            std::optional<std::int64_t>),
     Tensor(const Tensor&, IntArrayRef),
     // Losses
-    Tensor(const Tensor&, const Tensor&, Maybe, std::int64_t, std::int64_t, double, bool, bool),
+    Tensor(const Tensor&, const Tensor&, Maybe, Int, Int, double, bool, Int),
     Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, Maybe, std::int64_t, std::int64_t,
            double, double, double, bool, bool, std::int64_t)>;
 
@@ -133,7 +139,18 @@ void register_nn(py::module_& m) {
     }
   }
   m.def("watch_hooks", watch_hooks);
-  m.def("rerun", torch::wrap_pybind_function_no_gil(nn::functional::rerun));
+  m.def("rerun", torch::wrap_pybind_function_no_gil(
+                     [](std::function<Tensor(const std::vector<Tensor>&)> function,
+                        const std::vector<Tensor>& inputs, Int recompute, bool is_cheap) {
+                       return nn::functional::rerun(std::move(function), inputs, recompute,
+                                                    is_cheap);
+                     }));
+  m.def("pressure", [](c10::Device device) {
+    const nn::Pressure now = nn::pressure(device);
+    return std::tuple(now.values, now.value_bytes, now.requests, now.dropped, now.dropped_bytes,
+                      now.foreseen, now.foreseen_bytes, now.recomputed);
+  });
+  m.def("reset_pressure", nn::reset_pressure);
 }
 
 }  // namespace brim::python

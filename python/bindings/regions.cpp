@@ -11,14 +11,16 @@ namespace {
 using nn::Recompute;
 using nn::Saving;
 
-/// What Python writes as None, "cheap" and "products", which was checked before.
+/// What Python writes as None, "cheap", "products" and "auto", which was checked before.
 Recompute level_of(PyObject* recompute) {
-  if (recompute == Py_None) {
-    return Recompute::nothing;
-  }
-  const bool is_cheap =
-      PyUnicode_Check(recompute) != 0 && PyUnicode_CompareWithASCIIString(recompute, "cheap") == 0;
-  return is_cheap ? Recompute::cheap : Recompute::products;
+  const auto is = [&](const char* name) {
+    return PyUnicode_Check(recompute) != 0 &&
+           PyUnicode_CompareWithASCIIString(recompute, name) == 0;
+  };
+  return recompute == Py_None ? Recompute::nothing
+         : is("cheap")        ? Recompute::cheap
+         : is("auto")         ? Recompute::automatic
+                              : Recompute::products;
 }
 
 /// The state of this thread is as before when this ends.

@@ -50,6 +50,10 @@ class DeviceBackend {
   /// Gives cached memory back to the system.
   virtual void release_cached(c10::Device device) = 0;
 
+  /// From now on its allocator asks reclaimed() before it refuses, and has gates.
+  /// @returns these; null where that is not possible
+  virtual AllocationGates* gates() { return nullptr; }
+
   /// What its allocator does; null where the device cannot tell.
   virtual EventLog* log() { return nullptr; }
 

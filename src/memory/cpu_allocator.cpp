@@ -14,6 +14,7 @@
 #include "fork.h"
 #include "memory/host_room.h"
 #include "memory/oom_message.h"
+#include "memory/reclaim.h"
 
 namespace brim {
 namespace {
@@ -66,8 +67,12 @@ std::string with_exact(std::int64_t bytes) {
   return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)";
 }
 
-[[noreturn]] void throw_out_of_memory(std::int64_t bytes, std::int64_t in_use,
-                                      const std::string& why) {
+/// Returns where another try is worth it: memory was given up for this one.
+/// @param missing of the bytes
+void refuse(std::int64_t bytes, std::int64_t missing, std::int64_t in_use, const std::string& why) {
+  if (reclaimed(c10::DeviceType::CPU, missing)) {
+    return;
+  }
   if (EventLog& log = CpuAllocator::instance().log(); log.is_open()) {
     log.note({.bytes = bytes, .refused = true});
   }
@@ -88,7 +93,7 @@ std::string with_exact(std::int64_t bytes) {
 }  // namespace
 
 CpuAllocator::CpuAllocator() {
-  hold_during_fork(gates_mutex_, &CpuAllocator::in_forked_child);
+  hold_during_fork(gates_.mutex(), &CpuAllocator::in_forked_child);
   hold_during_fork(log_.mutex(), [] { instance().log_.close_in_child(); });
 }
 
@@ -142,25 +147,25 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < static_cast<std::size_t>(kUnlimited) - kHeaderBytes,
                    "CPU out of memory. Tried to allocate ", bytes,
                    " bytes, more than any machine has");
-  if (gate_count_.load(std::memory_order_relaxed) != 0 && !admitted(bytes)) {
-    throw_out_of_memory(size, allocated(),
-                        ": this failure was injected by brim::testing::OomInjector");
+  while (!gates_.admit(bytes)) {
+    refuse(size, size, allocated(), ": this failure was injected by brim::testing::OomInjector");
   }
-  if (const std::int64_t most = refused_by_host(size, allocated()); most < limit()) {
-    throw_out_of_memory(size, allocated(),
-                        " of " + with_exact(most) +
-                            " that the machine and its cgroups have for tensors (an adaptive "
-                            "call's host_limit)");
+  for (std::int64_t most = 0; (most = refused_by_host(size, allocated())) < limit();) {
+    refuse(size, size, allocated(),
+           " of " + with_exact(most) +
+               " that the machine and its cgroups have for tensors (an adaptive call's "
+               "host_limit)");
   }
-  reserve(size);
   void* block = nullptr;
-  try {
-    block = allocate_block(bytes);
-  } catch (const c10::Error& error) {
-    release(size);
-    throw_out_of_memory(
-        size, allocated(),
-        std::string(": the system has no more (") + error.what_without_backtrace() + ")");
+  while (block == nullptr) {
+    reserve(size);
+    try {
+      block = allocate_block(bytes);
+    } catch (const c10::Error& error) {
+      release(size);
+      refuse(size, size, allocated(),
+             std::string(": the system has no more (") + error.what_without_backtrace() + ")");
+    }
   }
   blocks_made.fetch_add(1, std::memory_order_relaxed);
   const Header header{bytes, process, log_.is_open()};
@@ -178,11 +183,11 @@ void CpuAllocator::reserve(std::int64_t bytes) {
   // one fail too.
   std::int64_t held = bytes_held.load(std::memory_order_relaxed);
   do {
-    const std::int64_t allowed = limit();
-    if (bytes > allowed - held) {
-      throw_out_of_memory(bytes, held,
-                          " of " + with_exact(allowed) + " allowed by the budget" +
-                              (held > allowed ? ", which is less than what was held already" : ""));
+    for (std::int64_t allowed = 0; bytes > (allowed = limit()) - held;) {
+      refuse(bytes, bytes - (allowed - held), held,
+             " of " + with_exact(allowed) + " allowed by the budget" +
+                 (held > allowed ? ", which is less than what was held already" : ""));
+      held = bytes_held.load(std::memory_order_relaxed);
     }
   } while (!bytes_held.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));
   raise_peak(held + bytes);
@@ -235,26 +240,6 @@ c10::DeleterFnPtr CpuAllocator::raw_deleter() const { return &CpuAllocator::free
 
 void CpuAllocator::copy_data(void* dest, const void* src, std::size_t count) const {
   default_copy_data(dest, src, count);
-}
-
-void CpuAllocator::add_gate(AllocationGate& gate) {
-  const std::lock_guard lock(gates_mutex_);
-  gates_.push_back(&gate);
-  gate_count_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void CpuAllocator::remove_gate(AllocationGate& gate) noexcept {
-  const std::lock_guard lock(gates_mutex_);
-  gate_count_.fetch_sub(static_cast<int>(std::erase(gates_, &gate)), std::memory_order_relaxed);
-}
-
-bool CpuAllocator::admitted(std::size_t bytes) {
-  const std::lock_guard lock(gates_mutex_);
-  bool admitted = true;
-  for (AllocationGate* gate : gates_) {
-    admitted = gate->admit(bytes) && admitted;  // every gate counts every allocation
-  }
-  return admitted;
 }
 
 void install_cpu_allocator() { CpuAllocator::instance().install(); }

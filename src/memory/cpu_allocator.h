@@ -8,21 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <mutex>
-#include <vector>
 
+#include "memory/allocation_gates.h"
 #include "memory/event_log.h"
 
 namespace brim {
-
-/// Asked before each CPU allocation; a refusal makes it fail as if memory were exhausted.
-class AllocationGate {
- public:
-  virtual bool admit(std::size_t bytes) noexcept = 0;
-
- protected:
-  ~AllocationGate() = default;
-};
 
 /// The most and the least bytes held since the last reset, and the bytes held now.
 struct PeakReading {
@@ -82,8 +72,7 @@ class CpuAllocator final : public c10::Allocator {
   /// Of what is allocated, refused and freed, while it is open.
   EventLog& log() { return log_; }
 
-  void add_gate(AllocationGate& gate);
-  void remove_gate(AllocationGate& gate) noexcept;
+  AllocationGates& gates() { return gates_; }
 
  private:
   CpuAllocator();
@@ -97,7 +86,6 @@ class CpuAllocator final : public c10::Allocator {
   }
   void raise_peak(std::int64_t candidate);
   static void lower_low(std::int64_t candidate);
-  bool admitted(std::size_t bytes);
 
   // Static, and read without ordering: each adaptive call or each freed block asks for them.
   static inline constinit std::atomic<bool> in_use{false};
@@ -110,10 +98,7 @@ class CpuAllocator final : public c10::Allocator {
   std::atomic<std::int64_t> peak_{0};
   std::atomic<std::int64_t> limit_{kUnlimited};
 
-  std::atomic<int> gate_count_{0};  // lets an allocation skip the lock where there is no gate
-  std::mutex gates_mutex_;
-  std::vector<AllocationGate*> gates_;
-
+  AllocationGates gates_;
   EventLog log_;
 };
 

@@ -41,6 +41,10 @@ class CpuBackend final : public DeviceBackend {
     return CpuAllocator::instance().take_peak();
   }
 
+  AllocationGates* gates() override {
+    return CpuAllocator::try_install() ? &CpuAllocator::instance().gates() : nullptr;
+  }
+
   EventLog* log() override { return &CpuAllocator::instance().log(); }
 
   void set_limit(c10::Device /*device*/, std::optional<std::int64_t> bytes) override {

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "memory/backend.h"
+#include "memory/cuda_allocator.h"
 #include "memory/event_log.h"
 
 namespace brim {
 namespace {
-
-namespace caching = c10::cuda::CUDACachingAllocator;
 
 /// The fraction for which torch's `static_cast<size_t>(fraction * total)` is exactly `bytes`: a
 /// plain quotient can land one byte below.
@@ -84,6 +83,11 @@ class CudaBackend final : public AcceleratorBackend {
     if (now.reserved > *bytes) {
       release_cached(device);
     }
+  }
+
+  AllocationGates* gates() override {
+    CudaAllocator* const allocator = CudaAllocator::install();
+    return allocator == nullptr ? nullptr : &allocator->gates();
   }
 
   EventLog* log() override {

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "memory/cpu_allocator.h"
+#include "memory/backend.h"
 
 namespace brim::testing {
 
@@ -31,15 +31,21 @@ class OomInjector::Gate final : public AllocationGate {
 void OomInjector::check_arguments(std::int64_t at, std::int64_t count, c10::Device device) {
   TORCH_CHECK_VALUE(at >= 1, "at must be 1 or more (the first allocation from now is 1), got ", at);
   TORCH_CHECK_VALUE(count >= 1, "count must be 1 or more, got ", count);
-  TORCH_CHECK_VALUE(device.is_cpu(), "device must be cpu, got ", device.str(),
-                    ": on an accelerator use a small brim::Budget, which fails for real");
+  TORCH_CHECK_VALUE(device.is_cpu() || device.is_cuda(), "device must be cpu or cuda, got ",
+                    device.str(),
+                    ": on another accelerator use a small brim::Budget, which fails for real");
 }
 
 OomInjector::OomInjector(std::int64_t at, std::int64_t count, c10::Device device) {
   check_arguments(at, count, device);
   gate_ = std::make_unique<Gate>(at, count);
-  CpuAllocator::instance().install();
-  CpuAllocator::instance().add_gate(*gate_);
+  DeviceBackend& backend = backend_for(device);
+  backend.prepare(device);
+  gates_ = backend.gates();
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      gates_ != nullptr, "failures cannot be injected on ", device.str(),
+      ": its allocator is not torch's own, or this build of brim has no CUDA support");
+  gates_->add(*gate_);
 }
 
 OomInjector::~OomInjector() { close(); }
@@ -47,7 +53,7 @@ OomInjector::~OomInjector() { close(); }
 void OomInjector::close() noexcept {
   if (!closed_) {
     closed_ = true;
-    CpuAllocator::instance().remove_gate(*gate_);
+    gates_->remove(*gate_);
   }
 }
 

@@ -71,7 +71,7 @@ class BRIM_API OwnActivation : public torch::nn::Cloneable<Impl> {
   void reset() override {}
 
   bool inplace;
-  bool recompute = false;  // as in RecomputingLayer
+  Again recompute = false;  // as in RecomputingLayer
 };
 
 /// `torch.nn.Hardsigmoid`, which torch::nn lacks; keeps one bit per element for backward.

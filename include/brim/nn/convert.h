@@ -72,6 +72,9 @@ struct ConvertOptions {
   /// The same, and sets `runs_again` of convolutions and linear layers: those whose output is
   /// larger than their input run again in backward, so that the next layer does not keep it.
   bool products = false;
+  /// The same, but all of it is kept until an allocation cannot be served: then values that can be
+  /// computed again are dropped, as many as are needed. Counts before the two above.
+  bool automatic = false;
 };
 
 /// Puts brim's layers in the place of torch::nn's, in place, by exact type. Parameters, buffers,

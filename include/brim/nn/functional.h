@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <brim/export.h>
+#include <brim/nn/again.h>
 
 #include <cstdint>
 #include <optional>
@@ -27,23 +28,23 @@ namespace brim::nn::functional {
 /// The input, 0 where it is negative.
 /// @param recompute of every activation: keep nothing where the layer before can recompute its
 ///        output in backward
-BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor relu(const at::Tensor& input, bool inplace = false, Again recompute = false);
 /// The input, held between 0 and 6.
-BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor relu6(const at::Tensor& input, bool inplace = false, Again recompute = false);
 
 /// The input, held between two bounds.
 /// @throws c10::ValueError if min_val > max_val.
 BRIM_API at::Tensor hardtanh(const at::Tensor& input, double min_val = -1, double max_val = 1,
-                             bool inplace = false, bool recompute = false);
+                             bool inplace = false, Again recompute = false);
 /// The input, times `negative_slope` where it is negative.
 BRIM_API at::Tensor leaky_relu(const at::Tensor& input, double negative_slope = 0.01,
-                               bool inplace = false, bool recompute = false);
+                               bool inplace = false, Again recompute = false);
 /// A sigmoid of straight lines.
 BRIM_API at::Tensor hardsigmoid(const at::Tensor& input, bool inplace = false,
-                                bool recompute = false);
+                                Again recompute = false);
 /// The input, `value` where it is not above `threshold`.
 BRIM_API at::Tensor threshold(const at::Tensor& input, double threshold, double value,
-                              bool inplace = false, bool recompute = false);
+                              bool inplace = false, Again recompute = false);
 
 /// Keeps its input where the weight is trained, else one bit per element.
 BRIM_API at::Tensor prelu(const at::Tensor& input, const at::Tensor& weight);
@@ -53,37 +54,37 @@ BRIM_API at::Tensor prelu(const at::Tensor& input, const at::Tensor& weight);
 /// The input times the share of a normal distribution below it.
 /// @param approximate "none" or "tanh"
 BRIM_API at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none",
-                         bool recompute = false);
+                         Again recompute = false);
 /// The input times its sigmoid.
-BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor silu(const at::Tensor& input, bool inplace = false, Again recompute = false);
 /// The input times its hardsigmoid.
 BRIM_API at::Tensor hardswish(const at::Tensor& input, bool inplace = false,
-                              bool recompute = false);
+                              Again recompute = false);
 /// The input times the tanh of its softplus.
-BRIM_API at::Tensor mish(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor mish(const at::Tensor& input, bool inplace = false, Again recompute = false);
 /// log(1 + exp(beta x)) / beta, and the input itself where beta x > threshold.
 BRIM_API at::Tensor softplus(const at::Tensor& input, double beta = 1, double threshold = 20,
-                             bool recompute = false);
+                             Again recompute = false);
 /// The input, alpha (exp(x) - 1) where it is negative.
 /// In place: keeps its output.
 BRIM_API at::Tensor elu(const at::Tensor& input, double alpha = 1, bool inplace = false,
-                        bool recompute = false);
+                        Again recompute = false);
 /// The same with exp(x / alpha).
 BRIM_API at::Tensor celu(const at::Tensor& input, double alpha = 1, bool inplace = false,
-                         bool recompute = false);
+                         Again recompute = false);
 /// The elu of one alpha, times a factor, which keep mean and variance of normal numbers.
-BRIM_API at::Tensor selu(const at::Tensor& input, bool inplace = false, bool recompute = false);
+BRIM_API at::Tensor selu(const at::Tensor& input, bool inplace = false, Again recompute = false);
 /// log(1 / (1 + exp(-x))). torch keeps two tensors on the CPU.
-BRIM_API at::Tensor logsigmoid(const at::Tensor& input, bool recompute = false);
+BRIM_API at::Tensor logsigmoid(const at::Tensor& input, Again recompute = false);
 /// x / (1 + |x|). torch keeps two tensors.
-BRIM_API at::Tensor softsign(const at::Tensor& input, bool recompute = false);
+BRIM_API at::Tensor softsign(const at::Tensor& input, Again recompute = false);
 
 // -- Activations that keep their output, as torch does ------------------------------------------
 
 /// 1 / (1 + exp(-x)).
-BRIM_API at::Tensor sigmoid(const at::Tensor& input, bool recompute = false);
+BRIM_API at::Tensor sigmoid(const at::Tensor& input, Again recompute = false);
 /// The hyperbolic tangent.
-BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
+BRIM_API at::Tensor tanh(const at::Tensor& input, Again recompute = false);
 
 // -- Activations by name, alone and as gates: their inputs are kept, and nothing inside ---------
 
@@ -94,19 +95,19 @@ BRIM_API at::Tensor tanh(const at::Tensor& input, bool recompute = false);
 ///        autocast.
 /// @throws c10::ValueError for another name.
 BRIM_API at::Tensor activation(const at::Tensor& input, std::string_view name,
-                               bool recompute = false);
+                               Again recompute = false);
 
 /// act(gate) * up, as the MLPs of language models have it (SwiGLU, GEGLU). Values and gradients are
 /// those of the two operators.
 /// @param activation a name, see above
 BRIM_API at::Tensor gated(const at::Tensor& gate, const at::Tensor& up,
-                          std::string_view activation = "silu", bool recompute = false);
+                          std::string_view activation = "silu", Again recompute = false);
 
 /// The same where `gate` and `up` are the halves of one tensor, which is kept; one gradient.
 /// @throws c10::ValueError if its size in `dim` is odd.
 BRIM_API at::Tensor gated_packed(const at::Tensor& packed, std::string_view activation = "silu",
                                  bool gate_first = true, std::int64_t dim = -1,
-                                 bool recompute = false);
+                                 Again recompute = false);
 
 // -- Sums and products ---------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ BRIM_API at::Tensor add(const at::Tensor& input, const at::Tensor& other, bool i
 /// As torch's `mul`, with broadcasting: each factor is kept only where the other one needs a
 /// gradient.
 /// @param recompute keep no factor that the layer before can recompute in backward
-BRIM_API at::Tensor mul(const at::Tensor& input, const at::Tensor& other, bool recompute = false);
+BRIM_API at::Tensor mul(const at::Tensor& input, const at::Tensor& other, Again recompute = false);
 
 // -- Dropout ------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ BRIM_API at::Tensor dropout(const at::Tensor& input, double p = 0.5, bool traini
 ///        next layer need not keep it (an activation with `recompute`, a normalisation). The
 ///        product runs again in backward then.
 BRIM_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias = {}, bool recompute = false,
+                           const std::optional<at::Tensor>& bias = {}, Again recompute = false,
                            bool runs_again = false);
 
 /// Convolution over one, two or three dimensions, as the weight has; the input may lack the batch.
@@ -142,14 +143,14 @@ BRIM_API at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
 BRIM_API at::Tensor conv(const at::Tensor& input, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias = {}, at::IntArrayRef stride = {},
                          at::IntArrayRef padding = {}, at::IntArrayRef dilation = {},
-                         std::int64_t groups = 1, bool recompute = false, bool runs_again = false);
+                         std::int64_t groups = 1, Again recompute = false, bool runs_again = false);
 
 /// The transposed convolution; options as for conv.
 BRIM_API at::Tensor conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                                    const std::optional<at::Tensor>& bias = {},
                                    at::IntArrayRef stride = {}, at::IntArrayRef padding = {},
                                    at::IntArrayRef output_padding = {}, std::int64_t groups = 1,
-                                   at::IntArrayRef dilation = {}, bool recompute = false,
+                                   at::IntArrayRef dilation = {}, Again recompute = false,
                                    bool runs_again = false);
 
 // -- Normalisation -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <brim/export.h>
+#include <brim/nn/again.h>
 #include <brim/nn/saving.h>
 #include <torch/nn/module.h>
 
@@ -82,12 +83,14 @@ class BRIM_API Layer : public Base {
   /// What the layer was asked to compute again.
   static Recompute asked_of(const Impl& layer) {
     if constexpr (requires { layer.runs_again; }) {
-      if (layer.runs_again) {
+      if (layer.runs_again && !layer.recompute.is_if_short()) {
         return Recompute::products;
       }
     }
     if constexpr (requires { layer.recompute; }) {
-      return layer.recompute ? Recompute::cheap : Recompute::nothing;
+      return layer.recompute.is_if_short() ? Recompute::automatic
+             : layer.recompute.is_always() ? Recompute::cheap
+                                           : Recompute::nothing;
     }
     return Recompute::nothing;
   }
@@ -108,7 +111,7 @@ class BRIM_API RecomputingLayer : public Layer<Impl, Base> {
   using Layer<Impl, Base>::Layer;
 
   /// Keep no input, output or bits where the layer before can recompute its output in backward.
-  bool recompute = false;
+  Again recompute = false;
 };
 
 /// A linear layer or a convolution.

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <brim/export.h>
+#include <brim/nn/again.h>
 
 #include <cstdint>
 #include <optional>
@@ -23,7 +24,7 @@ BRIM_API at::Tensor cross_entropy(const at::Tensor& input, const at::Tensor& tar
                                   const std::optional<at::Tensor>& weight = {},
                                   std::int64_t ignore_index = -100,
                                   std::string_view reduction = "mean", double label_smoothing = 0,
-                                  bool in_float32 = false, bool recompute = false);
+                                  bool in_float32 = false, Again recompute = false);
 
 /// Options of linear_cross_entropy.
 struct LinearCrossEntropyOptions {

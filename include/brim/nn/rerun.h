@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <brim/export.h>
+#include <brim/nn/again.h>
 
 #include <functional>
 #include <vector>
@@ -22,7 +23,7 @@ namespace brim::nn::functional {
 /// @throws c10::ValueError without inputs. Backward throws c10::Error if the function reads a
 ///         tensor that needs a gradient and is not an input.
 BRIM_API at::Tensor rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
-                          const std::vector<at::Tensor>& inputs, bool recompute = false,
+                          const std::vector<at::Tensor>& inputs, Again recompute = false,
                           bool is_cheap = true);
 
 }  // namespace brim::nn::functional

@@ -11,8 +11,9 @@ namespace brim::nn {
 /// What the functions of a region compute again in backward.
 enum class Recompute : std::uint8_t {
   nothing,
-  cheap,     ///< what the layers before can give again: normalisation, activations, sums
-  products,  ///< also linear layers and convolutions whose output is larger than their input
+  cheap,      ///< what the layers before can give again: normalisation, activations, sums
+  products,   ///< also linear layers and convolutions whose output is larger than their input
+  automatic,  ///< as products, but nothing before memory runs out
 };
 
 /// A region of code: while it lives, torch's functions that this thread calls are brim's

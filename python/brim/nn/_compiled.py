@@ -20,7 +20,17 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["in_compiled_code", "runs_again"]
+__all__ = ["asking", "in_compiled_code", "runs_again"]
+
+IF_SHORT = 2
+"""The `recompute` of operators that keep everything until memory runs out: C++'s Again::if_short."""
+
+
+def asking(recompute: str | None) -> dict[str, int]:
+    """What `convert` was given, as arguments of linear layers and convolutions."""
+    asks = IF_SHORT if recompute == "auto" else recompute is not None
+    return {"recompute": asks, "runs_again": recompute in ("products", "auto")}
+
 
 _SETTINGS = (
     "ban_recompute_used_far_apart",
@@ -35,11 +45,14 @@ _PENDING = "_CompilationCallbackHandler__pending_callbacks_counter"
 _before: dict[str, bool] = {}  # what the user asked for, while a graph of ours is compiled
 
 
-def in_compiled_code(recompute: bool | str | None) -> bool:
-    """Whether Dynamo traces this; then `recompute` is meant for the graph that it makes."""
+def in_compiled_code(recompute: int | str | None) -> bool:
+    """Whether Dynamo traces this; then `recompute` is meant for the graph that it makes.
+
+    Compiled code cannot drop what it keeps: "auto" leaves it to the compiler.
+    """
     if not is_dynamo_compiling():
         return False
-    if recompute:
+    if recompute and recompute not in (IF_SHORT, "auto"):
         _recompute()
     return True
 

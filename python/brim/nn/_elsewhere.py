@@ -20,7 +20,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from brim import _C
 from brim.nn import _elementwise
-from brim.nn._compiled import in_compiled_code, runs_again
+from brim.nn._compiled import IF_SHORT, in_compiled_code, runs_again
 
 if TYPE_CHECKING:
     from brim._C import _Operators
@@ -67,7 +67,7 @@ def via_dispatcher(name: str, *args: Any) -> Any:
         check_arguments(name, None)
     compiling = is_compiling()
     is_product = name in _PRODUCTS
-    again = is_product and args[-1] is True
+    again = is_product and args[-1] is True and args[-2] != IF_SHORT
     asks = name in _ASK and (again or args[-1 - is_product] is True) and in_compiled_code(True)
     # The flag itself: up to torch 2.11, is_exporting() is true whenever torch.compile traces.
     leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()

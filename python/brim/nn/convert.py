@@ -15,6 +15,7 @@ from brim._arguments import flag, shown
 from brim._state.undoing import Undoing, undo_modules
 from brim.memory import is_out_of_memory
 from brim.nn import _causal_lm_loss, modules
+from brim.nn._compiled import asking
 from brim.nn._conversion_report import ConversionReport, ConvertedLayer
 from brim.nn._derived import (
     MAKERS,
@@ -180,7 +181,7 @@ def _convert(
         else:
             change = _change_of(module, functions, recompute is not None)
             if functions:
-                reroutes = _causal_lm_loss.reroute(module, recompute is not None) and not has_loss
+                reroutes = _causal_lm_loss.reroute(module, asking(recompute)["recompute"]) and not has_loss
         kind = type(module).__name__
         entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
         if change.to is not None:
@@ -251,6 +252,8 @@ def _mode_of(module: Module) -> str | None:
         return level or ("cheap" if _causal_lm_loss.recomputes(module) else None)
     if not getattr(module, "recompute", False):
         return None
+    if getattr(module, "_brim_recompute", None) == "auto":
+        return "auto"
     return "products" if getattr(module, "runs_again", False) else "cheap"
 
 
@@ -259,7 +262,7 @@ def _set_mode(module: Module, recompute: str | None) -> None:
     marks: dict[str, Any] = {"_brim_recompute": recompute}
     needed = "_brim_recompute"
     if own_base(type(module)) is not None:
-        marks |= {"recompute": True, "runs_again": recompute == "products"}
+        marks |= asking(recompute)
         needed = "recompute"
     if recompute is not None and hasattr(type(module), needed):
         own = {m: v for m, v in marks.items() if m.startswith("_") or hasattr(type(module), m)}

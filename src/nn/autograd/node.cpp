@@ -58,7 +58,7 @@ at::Tensor without_history(const at::Tensor& tensor) {
 }
 
 at::Tensor with_history(const at::Tensor& tensor, const torch::autograd::Edge& edge) {
-  if (!at::GradMode::is_enabled() || !edge.is_valid()) {
+  if (!at::GradMode::is_enabled() || !edge.is_valid() || !tensor.defined()) {
     return tensor;
   }
   at::Tensor placed = without_history(tensor);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <brim/nn/again.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -32,6 +33,12 @@ using torch::autograd::variable_list;
 
 /// Which saved-tensor hooks are in force; null for none, or for those that only watch.
 [[nodiscard]] const void* hooks_in_force();
+
+/// Whether a layer asks the layers before it, at this call. What is kept while there is room is not
+/// seen by saved-tensor hooks: under hooks, it is kept as torch keeps it.
+[[nodiscard]] inline bool asks_now(Again again) {
+  return again.is_always() || (again.is_if_short() && hooks_in_force() == nullptr);
+}
 
 /// Whether hooks that only watch hold this.
 [[nodiscard]] bool is_watched(const SavedVariable& saved);
@@ -91,7 +98,10 @@ class SavingNode : public Node {
   [[nodiscard]] virtual bool offers_product() const { return false; }
 
   /// Whether less is kept if a layer that reads its input anyway asks for it instead of keeping it.
-  [[nodiscard]] virtual bool saves_if_asked() const { return offers_product(); }
+  [[nodiscard]] virtual Again saves_if_asked() const { return offers_product(); }
+
+  /// Arithmetic operations that recompute() takes for each element; 0 for a few passes over memory.
+  [[nodiscard]] virtual double work() const { return 0; }
 
   /// Called at forward, before recompute() is relied on: from here on, changes to weights, biases
   /// and statistics must not affect it, or raise autograd's error.
@@ -140,7 +150,8 @@ class SavingNode : public Node {
 /// outer levels of torch.func.grad.
 [[nodiscard]] at::Tensor without_history(const at::Tensor& tensor);
 
-/// In double backward: an alias at this place in the graph. Else `tensor` itself.
+/// In double backward: an alias at this place in the graph. Else `tensor` itself, also if it is
+/// undefined.
 [[nodiscard]] at::Tensor with_history(const at::Tensor& tensor, const torch::autograd::Edge& edge);
 
 /// Tells the layer that made `input`, if it is one of ours, that its output is kept.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "nn/autograd/kept_while_room.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/recompute.h"
 #include "nn/autograd/saved_tensor.h"
@@ -15,9 +16,13 @@ class Operand {
 
   /// At forward, if backward reads it.
   /// @param recompute keep nothing, if the layer before can recompute it
-  void keep(const at::Tensor& tensor, bool recompute) {
-    if (recompute && ask()) {
+  void keep(const at::Tensor& tensor, Again recompute) {
+    if (asks_now(recompute) && ask()) {
       strides_ = c10::SymDimVector(tensor.sym_strides());
+      if (recompute.is_if_short()) {
+        while_room_.set(tensor, work_to_recompute(tensor));
+        counts_as_kept_ = true;
+      }
       return;
     }
     tell_producer_kept(tensor);
@@ -38,8 +43,9 @@ class Operand {
   /// order of memory.
   void lend_like(const at::Tensor& tensor) { strides_ = c10::SymDimVector(tensor.sym_strides()); }
 
-  /// Else take() costs time.
-  [[nodiscard]] bool is_kept() const { return is_kept_; }
+  /// Else take() costs time. What is kept while there is room counts, also when it was dropped:
+  /// gradients must not depend on that.
+  [[nodiscard]] bool is_kept() const { return is_kept_ || counts_as_kept_; }
 
   /// As SavingNode::layers_to_recompute(), for the layer that reads it.
   [[nodiscard]] std::optional<int> layers() const {
@@ -60,6 +66,9 @@ class Operand {
       return saved_.lend();
     }
     at::Tensor value = again_.get();
+    if (!value.defined()) {
+      value = with_history(while_room_.get(), origin_);
+    }
     if (!value.defined()) {
       TORCH_CHECK(origin_.is_valid(), torch::autograd::ERR_BACKWARD_TWICE);
       value = strides_.empty() ? nn::recompute(origin_) : nn::recompute(origin_, strides_);
@@ -83,6 +92,7 @@ class Operand {
 
   void release() {
     saved_.release();
+    while_room_.reset();
     again_.reset();
     origin_ = {};
   }
@@ -92,9 +102,11 @@ class Operand {
   Edge origin_;
   LayersBefore before_;
   bool is_kept_ = false;
+  bool counts_as_kept_ = false;
   bool is_asked_for_ = false;
   bool is_leaf_ = false;
   Kept saved_;
+  KeptWhileRoom while_room_;
   c10::SymDimVector strides_;  // if they count
   ForThisBackward again_;
 };

@@ -3,6 +3,7 @@
 #include <c10/core/SymBool.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "nn/autograd/held_output.h"
@@ -25,22 +26,30 @@ class ProductLayerNode : public OutputHoldingNode {
   ///        keep the output then, and nobody keeps more than the input
   void keep(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
             const MaybeTensor& parameter, const at::Tensor& output, bool reads_weight,
-            bool recompute, bool runs_again) {
+            Again recompute, bool runs_again) {
     if (weight.requires_grad()) {
       input_.keep(input, recompute);
     }
-    is_offered_ = runs_again &&
+    mode_ = recompute;
+    is_offered_ = runs_again && (asks_now(recompute) || !recompute.is_if_short()) &&
                   TORCH_GUARD_OR_FALSE(output.sym_numel().sym_gt(input.sym_numel())) &&
                   (reads_weight || stays(weight, parameter));
     if (reads_weight || is_offered_) {
-      weight_ = Kept(weight_to_keep(input, weight, parameter, recompute));
+      weight_ = Kept(weight_to_keep(input, weight, parameter, recompute.is_always()));
     }
     if (is_offered_) {
       allow_to_run_again(input, bias);
+      work_ = work_of(weight);
     }
   }
 
   bool offers_product() const override { return is_offered_ && !is_held(); }
+
+  Again saves_if_asked() const override {
+    return !offers_product() ? Again(false) : mode_.is_if_short() ? mode_ : Again(true);
+  }
+
+  double work() const override { return work_; }
 
   std::optional<int> layers_to_recompute() const override {
     return offers_product() ? input_.layers() : OutputHoldingNode::layers_to_recompute();
@@ -116,6 +125,14 @@ class ProductLayerNode : public OutputHoldingNode {
   ForThisBackward again_;  // the output, between the first of several askers and backward()
 
  private:
+  /// A multiplication and an addition for each number of the weight that an element of the output
+  /// is made of.
+  [[nodiscard]] static double work_of(const at::Tensor& weight) {
+    return is_traced(weight) || weight.size(0) == 0
+               ? 0
+               : 2 * static_cast<double>(weight.numel()) / static_cast<double>(weight.size(0));
+  }
+
   /// Whether the weight stays without being kept: a parameter, or a view of one. A weight that was
   /// computed (LoRA merged into it) is memory of its own.
   [[nodiscard]] static bool stays(const at::Tensor& weight, const MaybeTensor& parameter) {
@@ -141,6 +158,8 @@ class ProductLayerNode : public OutputHoldingNode {
   }
 
   at::ScalarType type_;  // of the input
+  Again mode_;
+  double work_ = 0;
   bool is_allowed_ = false;
   bool is_offered_ = false;
   bool is_for_loss_ = false;

@@ -273,11 +273,17 @@ bool is_from_product(const at::Tensor& value) {
   return layer != nullptr && layer->offers_product();
 }
 
-bool is_worth_asking_for(const at::Tensor& value) {
+double work_to_recompute(const at::Tensor& value) {
   const SavingNode* const layer = layer_that_made(value);
-  return layer != nullptr && layer->saves_if_asked() &&
-         (version_of(value).memory == layer->output().memory ||
-          TORCH_GUARD_OR_FALSE(value.sym_numel().sym_eq(layer->elements())));
+  return layer != nullptr && layer->offers_product() ? layer->work() : 0;
+}
+
+Again is_worth_asking_for(const at::Tensor& value) {
+  const SavingNode* const layer = layer_that_made(value);
+  const bool is_whole =
+      layer != nullptr && (version_of(value).memory == layer->output().memory ||
+                           TORCH_GUARD_OR_FALSE(value.sym_numel().sym_eq(layer->elements())));
+  return is_whole ? layer->saves_if_asked() : Again(false);
 }
 
 std::optional<int> layers_to_recompute(const Edge& origin, const TensorVersion& value) {

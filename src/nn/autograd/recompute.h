@@ -75,9 +75,13 @@ class LayersBefore {
 /// for it takes more time than to ask other layers.
 [[nodiscard]] bool is_from_product(const at::Tensor& value);
 
-/// The same for any layer that saves_if_asked(). `value` is its whole output, or a view of it,
+/// Arithmetic operations for each element of `value` that asking for it takes, of the layer that
+/// made it; see SavingNode::work().
+[[nodiscard]] double work_to_recompute(const at::Tensor& value);
+
+/// Whether to ask any layer that saves_if_asked(). `value` is its whole output, or a view of it,
 /// which would keep the whole too.
-[[nodiscard]] bool is_worth_asking_for(const at::Tensor& value);
+[[nodiscard]] Again is_worth_asking_for(const at::Tensor& value);
 
 /// Prepares the layers that recompute() will run. @returns false if one of them cannot
 [[nodiscard]] bool prepare_to_recompute(Node& node);

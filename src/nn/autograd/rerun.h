@@ -38,7 +38,7 @@ namespace brim::nn {
 template <class Function>
 class RerunNode final : public SavingNode {
  public:
-  RerunNode(Function function, const variable_list& inputs, bool recompute, bool is_cheap)
+  RerunNode(Function function, const variable_list& inputs, Again recompute, bool is_cheap)
       : function_(std::move(function)),
         autocast_(inputs.front().device().type()),
         is_cheap_(is_cheap) {
@@ -112,7 +112,7 @@ class RerunNode final : public SavingNode {
 /// @param recompute keep no input that the layer before can recompute
 /// @param is_cheap whether later layers may have it run once more to get the value again
 template <class Function>
-at::Tensor run_and_keep_inputs(Function function, const variable_list& inputs, bool recompute,
+at::Tensor run_and_keep_inputs(Function function, const variable_list& inputs, Again recompute,
                                bool is_cheap = true) {
   at::Tensor output = [&] {
     const AutocastAs without_cache{AutocastState(inputs.front().device().type())};

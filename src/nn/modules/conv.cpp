@@ -43,7 +43,7 @@ Numbers<D> output_padding(const Options<D>& options, const at::Tensor& input,
 
 template <std::size_t D>
 at::Tensor run_transposed(const Options<D>& options, const at::Tensor& input,
-                          const at::Tensor& weight, const at::Tensor& bias, bool recompute,
+                          const at::Tensor& weight, const at::Tensor& bias, Again recompute,
                           bool runs_again, const std::optional<at::IntArrayRef>& output_size) {
   TORCH_CHECK_VALUE(std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()),
                     "padding_mode of a transposed convolution must be kZeros");

@@ -104,6 +104,13 @@ class Replacing {
   ConversionReport report_;
 };
 
+Recompute level_of(const ConvertOptions& options) {
+  return options.automatic   ? Recompute::automatic
+         : options.products  ? Recompute::products
+         : options.recompute ? Recompute::cheap
+                             : Recompute::nothing;
+}
+
 }  // namespace
 
 ConversionReport convert(Module& model, const ConvertOptions& options) {
@@ -127,8 +134,9 @@ ConversionReport convert(Module& model, const ConvertOptions& options) {
     } else {
       replacing.keep(place, why_unknown(layer));
     }
-    if ((options.recompute || options.products) && result != nullptr) {
-      rule->recompute(*result, options.products);
+    if (const Recompute level = level_of(options);
+        level != Recompute::nothing && result != nullptr) {
+      rule->recompute(*result, level);
     }
   }
   return replacing.report();

@@ -46,12 +46,13 @@ bool derives(const Module& layer) {
 }
 
 template <class Ours>
-void set_recompute(Module& layer, bool products) {
+void set_recompute(Module& layer, Recompute level) {
   if constexpr (requires(Ours ours) { ours.recompute; }) {
-    static_cast<Ours&>(layer).recompute = true;
+    const bool is_if_short = level == Recompute::automatic;
+    static_cast<Ours&>(layer).recompute = is_if_short ? Again(Again::if_short) : Again(true);
   }
   if constexpr (requires(Ours ours) { ours.runs_again; }) {
-    static_cast<Ours&>(layer).runs_again = products;
+    static_cast<Ours&>(layer).runs_again = level >= Recompute::products;
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/nn/saving.h>
 #include <torch/nn/modules/container/any.h>
 
 #include <memory>
@@ -20,7 +21,7 @@ struct LayerRule {
   bool (*derives)(const torch::nn::Module& layer);  // from torch::nn's
   Make to_ours;
   Make to_theirs;
-  void (*recompute)(torch::nn::Module& ours, bool products);
+  void (*recompute)(torch::nn::Module& ours, Recompute level);
 };
 
 const std::vector<LayerRule>& layer_rules();

@@ -218,52 +218,53 @@ const Activation<Tanh> kTanh;
 
 }  // namespace
 
-at::Tensor functional::gelu(const at::Tensor& input, std::string_view approximate, bool recompute) {
+at::Tensor functional::gelu(const at::Tensor& input, std::string_view approximate,
+                            Again recompute) {
   return kGelu(input, approximate, recompute);
 }
 
-at::Tensor functional::silu(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::silu(const at::Tensor& input, bool inplace, Again recompute) {
   return kSilu(input, inplace, recompute);
 }
 
-at::Tensor functional::hardswish(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::hardswish(const at::Tensor& input, bool inplace, Again recompute) {
   return kHardswish(input, inplace, recompute);
 }
 
-at::Tensor functional::mish(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::mish(const at::Tensor& input, bool inplace, Again recompute) {
   return kMish(input, inplace, recompute);
 }
 
 at::Tensor functional::softplus(const at::Tensor& input, double beta, double threshold,
-                                bool recompute) {
+                                Again recompute) {
   return kSoftplus(input, beta, threshold, recompute);
 }
 
-at::Tensor functional::elu(const at::Tensor& input, double alpha, bool inplace, bool recompute) {
+at::Tensor functional::elu(const at::Tensor& input, double alpha, bool inplace, Again recompute) {
   return kElu(input, alpha, inplace, recompute);
 }
 
-at::Tensor functional::celu(const at::Tensor& input, double alpha, bool inplace, bool recompute) {
+at::Tensor functional::celu(const at::Tensor& input, double alpha, bool inplace, Again recompute) {
   return kCelu(input, alpha, inplace, recompute);
 }
 
-at::Tensor functional::selu(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::selu(const at::Tensor& input, bool inplace, Again recompute) {
   return kSelu(input, inplace, recompute);
 }
 
-at::Tensor functional::logsigmoid(const at::Tensor& input, bool recompute) {
+at::Tensor functional::logsigmoid(const at::Tensor& input, Again recompute) {
   return kLogSigmoid(input, recompute);
 }
 
-at::Tensor functional::softsign(const at::Tensor& input, bool recompute) {
+at::Tensor functional::softsign(const at::Tensor& input, Again recompute) {
   return kSoftsign(input, recompute);
 }
 
-at::Tensor functional::sigmoid(const at::Tensor& input, bool recompute) {
+at::Tensor functional::sigmoid(const at::Tensor& input, Again recompute) {
   return kSigmoid(input, recompute);
 }
 
-at::Tensor functional::tanh(const at::Tensor& input, bool recompute) {
+at::Tensor functional::tanh(const at::Tensor& input, Again recompute) {
   return kTanh(input, recompute);
 }
 

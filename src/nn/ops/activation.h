@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "nn/autograd/kept_while_room.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/operator.h"
 #include "nn/autograd/recompute.h"
@@ -114,6 +115,11 @@ class ActivationNode final : public SavingNode {
     return true;
   }
 
+  /// After ask(), and with the output: what grad() reads, while there is room for it.
+  void keep_while_room(const at::Tensor& read, double work) { while_room_.set(read, work); }
+
+  static constexpr bool kGradReadsOutput = OutputTells<A> || A::kReads == Reads::output;
+
   void output_is_kept(const at::Tensor& output) override {
     if constexpr (OutputTells<A>) {
       const std::lock_guard lock(mutex_);
@@ -158,8 +164,6 @@ class ActivationNode final : public SavingNode {
  private:
   enum class Keeps { nothing, read, bits, output };
 
-  static constexpr bool kGradReadsOutput = OutputTells<A> || A::kReads == Reads::output;
-
   variable_list backward(const at::Tensor& grad) override {
     if (keeps_ == Keeps::nothing) {
       const at::Tensor recomputed = again();
@@ -181,6 +185,7 @@ class ActivationNode final : public SavingNode {
   void release() override {
     is_released_ = true;
     saved_.release();
+    while_room_.reset();
     again_.reset();
   }
 
@@ -203,6 +208,10 @@ class ActivationNode final : public SavingNode {
   at::Tensor again() {
     at::Tensor value = again_.get();
     if (!value.defined()) {
+      value = while_room_.get();
+      if (value.defined()) {
+        return kGradReadsOutput ? in_graph(value) : with_history(value, next_edge(0));
+      }
       const Edge& origin = next_edge(0);
       if constexpr (!kGradReadsOutput) {
         value = input_again(origin);
@@ -239,6 +248,7 @@ class ActivationNode final : public SavingNode {
   bool is_prepared_ = false;
   LayersBefore before_;
   Kept saved_;
+  KeptWhileRoom while_room_;
   c10::SymDimVector strides_;       // for which the bits are
   c10::SymDimVector read_strides_;  // of what torch's derivative reads, if it is asked for or they
                                     // are others
@@ -248,17 +258,23 @@ class ActivationNode final : public SavingNode {
 /// The Autograd kernel. @param input is also the output in place
 template <bool InPlace, class A>
 // NOLINTNEXTLINE(performance-unnecessary-value-param): written to in place
-at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute) {
+at::Tensor run_activation(at::Tensor input, const A& activation, Again recompute) {
   const bool needed = needs_grad(input);
   if (InPlace) {
     will_overwrite(input, needed);
   }
   PtrTo<ActivationNode<A>> node;
   bool keeps = false;
+  at::Tensor read;  // to be kept while there is room
+  double work = 0;
   if (needed) {
     node = make_node<ActivationNode<A>>(input, activation);
     node->set_next_edges(torch::autograd::collect_next_edges(input));
-    keeps = !recompute || !node->ask(input);
+    keeps = !asks_now(recompute) || !node->ask(input);
+    if (!keeps && recompute.is_if_short() && !ActivationNode<A>::kGradReadsOutput) {
+      work = work_to_recompute(input);
+      read = InPlace ? below_autograd([&] { return input.clone(); }) : input;
+    }
     if (keeps && !HasBits<A> && A::kReads == Reads::input) {
       // As torch does, a copy of what is overwritten. Above autograd, so that a second derivative
       // reaches the input.
@@ -285,6 +301,9 @@ at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute)
     }
   }
   add_to_graph<InPlace>(output, node);
+  if (needed && !keeps && recompute.is_if_short()) {
+    node->keep_while_room(read.defined() ? read : output, work);
+  }
   if (keeps && !HasBits<A> && A::kReads == Reads::output) {
     node->keep(output, InPlace && output.is_view());
   }
@@ -294,20 +313,21 @@ at::Tensor run_activation(at::Tensor input, const A& activation, bool recompute)
 /// The kernels of an activation's operators. Arguments are the input, A's members and `recompute`.
 template <class A, class... Options>
 struct ActivationKernels {
-  static at::Tensor ours(const at::Tensor& input, Options... options, bool recompute) {
+  static at::Tensor ours(const at::Tensor& input, Options... options, std::int64_t recompute) {
     return run_activation<false>(input, A{options...}, recompute);
   }
 
-  static at::Tensor torchs(const at::Tensor& input, Options... options, bool /*recompute*/) {
+  static at::Tensor torchs(const at::Tensor& input, Options... options,
+                           std::int64_t /*recompute*/) {
     return A{options...}.value(input);
   }
 
-  static at::Tensor& ours_(at::Tensor& input, Options... options, bool recompute) {
+  static at::Tensor& ours_(at::Tensor& input, Options... options, std::int64_t recompute) {
     run_activation<true>(input, A{options...}, recompute);
     return input;
   }
 
-  static at::Tensor& torchs_(at::Tensor& input, Options... options, bool /*recompute*/) {
+  static at::Tensor& torchs_(at::Tensor& input, Options... options, std::int64_t /*recompute*/) {
     return A{options...}.value_(input);
   }
 };
@@ -327,10 +347,10 @@ class Activation {
  public:
   /// @param options of the schema: ", float alpha"
   explicit Activation(const std::string& options = "")
-      : operator_(A::kName + ("(Tensor input" + options) + ", bool recompute=False) -> Tensor",
+      : operator_(A::kName + ("(Tensor input" + options) + ", int recompute=0) -> Tensor",
                   HasBits<A> ? std::vector{kInGraphs} : std::vector<at::Tag>()) {}
 
-  at::Tensor operator()(const at::Tensor& input, Options... options, bool recompute) const {
+  at::Tensor operator()(const at::Tensor& input, Options... options, Again recompute) const {
     return operator_(input, options..., recompute);
   }
 
@@ -347,10 +367,10 @@ class ActivationWithInPlace {
   explicit ActivationWithInPlace(const std::string& options = "")
       : operator_(options),
         in_place_(A::kName + ("_(Tensor(a!) input" + options) +
-                  ", bool recompute=False) -> Tensor(a!)") {}
+                  ", int recompute=0) -> Tensor(a!)") {}
 
   at::Tensor operator()(const at::Tensor& input, Options... options, bool inplace,
-                        bool recompute) const {
+                        Again recompute) const {
     at::Tensor target = input;
     return inplace ? in_place_(target, options..., recompute)
                    : operator_(input, options..., recompute);

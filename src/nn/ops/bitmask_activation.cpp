@@ -211,30 +211,30 @@ at::Tensor bitmask_pack_(at::Tensor& input, std::string_view name, double a, dou
   return kPackInPlace(input, name, a, b);
 }
 
-at::Tensor functional::relu(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::relu(const at::Tensor& input, bool inplace, Again recompute) {
   return kRelu(input, inplace, recompute);
 }
 
-at::Tensor functional::relu6(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::relu6(const at::Tensor& input, bool inplace, Again recompute) {
   return kHardtanh(input, 0, 6, inplace, recompute);
 }
 
 at::Tensor functional::hardtanh(const at::Tensor& input, double min_val, double max_val,
-                                bool inplace, bool recompute) {
+                                bool inplace, Again recompute) {
   return kHardtanh(input, min_val, max_val, inplace, recompute);
 }
 
 at::Tensor functional::leaky_relu(const at::Tensor& input, double negative_slope, bool inplace,
-                                  bool recompute) {
+                                  Again recompute) {
   return kLeakyRelu(input, negative_slope, inplace, recompute);
 }
 
-at::Tensor functional::hardsigmoid(const at::Tensor& input, bool inplace, bool recompute) {
+at::Tensor functional::hardsigmoid(const at::Tensor& input, bool inplace, Again recompute) {
   return kHardsigmoid(input, inplace, recompute);
 }
 
 at::Tensor functional::threshold(const at::Tensor& input, double threshold, double value,
-                                 bool inplace, bool recompute) {
+                                 bool inplace, Again recompute) {
   return kThreshold(input, threshold, value, inplace, recompute);
 }
 

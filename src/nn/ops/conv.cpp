@@ -121,7 +121,7 @@ at::Tensor input_grad(const at::Tensor& any_grad, const at::Tensor& weight, cons
 class ConvNode final : public ProductLayerNode {
  public:
   ConvNode(const Options& options, const at::Tensor& input, const at::Tensor& weight,
-           const MaybeTensor& bias, bool recompute)
+           const MaybeTensor& bias, Again recompute)
       : ProductLayerNode(input, /*holds_output=*/recompute),
         options_(options),
         batched_(input.dim() == weight.dim()),
@@ -194,7 +194,7 @@ class ConvNode final : public ProductLayerNode {
 at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                          at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                          bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                         const MaybeTensor& parameter, bool recompute, bool runs_again) {
+                         const MaybeTensor& parameter, std::int64_t recompute, bool runs_again) {
   check(input, weight, {stride, padding, dilation, output_padding});
   const Options options{Numbers(stride), Numbers(padding),        Numbers(dilation),
                         transposed,      Numbers(output_padding), groups};
@@ -220,7 +220,8 @@ at::Tensor conv_autograd(const at::Tensor& input, const at::Tensor& weight, cons
 at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                       at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                       bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                      const MaybeTensor& /*parameter*/, bool /*recompute*/, bool /*runs_again*/) {
+                      const MaybeTensor& /*parameter*/, std::int64_t /*recompute*/,
+                      bool /*runs_again*/) {
   switch (stride.size()) {
     case 1:
       return transposed ? at::conv_transpose1d(input, weight, bias, stride, padding, output_padding,
@@ -239,7 +240,7 @@ at::Tensor torch_conv(const at::Tensor& input, const at::Tensor& weight, const M
 
 const LayerOperator<conv_autograd, torch_conv, CastTo::low> kConv(
     "conv(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
-    " bool transposed, int[] output_padding, int groups, Tensor? parameter, bool recompute,"
+    " bool transposed, int[] output_padding, int groups, Tensor? parameter, int recompute,"
     " bool runs_again=False) -> Tensor",
     {kInGraphs});
 
@@ -253,7 +254,7 @@ Numbers per_dimension(at::IntArrayRef values, const at::Tensor& weight, std::int
 at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                 bool transposed, at::IntArrayRef output_padding, std::int64_t groups,
-                bool recompute, bool runs_again) {
+                Again recompute, bool runs_again) {
   const Numbers steps = per_dimension(stride, weight, 1);
   const Numbers padded = per_dimension(padding, weight, 0);
   const Numbers dilated = per_dimension(dilation, weight, 1);
@@ -268,7 +269,7 @@ at::Tensor call(const at::Tensor& input, const at::Tensor& weight, const MaybeTe
 at::Tensor functional::conv(const at::Tensor& input, const at::Tensor& weight,
                             const MaybeTensor& bias, at::IntArrayRef stride,
                             at::IntArrayRef padding, at::IntArrayRef dilation, std::int64_t groups,
-                            bool recompute, bool runs_again) {
+                            Again recompute, bool runs_again) {
   return call(input, weight, bias, stride, padding, dilation, false, {}, groups, recompute,
               runs_again);
 }
@@ -276,8 +277,8 @@ at::Tensor functional::conv(const at::Tensor& input, const at::Tensor& weight,
 at::Tensor functional::conv_transpose(const at::Tensor& input, const at::Tensor& weight,
                                       const MaybeTensor& bias, at::IntArrayRef stride,
                                       at::IntArrayRef padding, at::IntArrayRef output_padding,
-                                      std::int64_t groups, at::IntArrayRef dilation, bool recompute,
-                                      bool runs_again) {
+                                      std::int64_t groups, at::IntArrayRef dilation,
+                                      Again recompute, bool runs_again) {
   return call(input, weight, bias, stride, padding, dilation, true, output_padding, groups,
               recompute, runs_again);
 }

@@ -21,7 +21,7 @@ namespace {
 at::Tensor torch_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                const MaybeTensor& weight, std::int64_t reduction,
                                std::int64_t ignore_index, double label_smoothing, bool in_float32,
-                               bool /*recompute*/) {
+                               std::int64_t /*recompute*/) {
   return at::cross_entropy_loss(in_float32 ? input.to(at::kFloat) : input, target,
                                 is_given(weight) ? weight : MaybeTensor(), reduction, ignore_index,
                                 label_smoothing);
@@ -69,11 +69,14 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
 
   /// At forward.
   void keep(const at::Tensor& logits, const at::Tensor& target, const MaybeTensor& weight,
-            bool recompute) {
+            Again recompute) {
     target_ = Kept(target);
     weight_ = kept(weight);
-    if (recompute && prepare_maker_for_loss(logits)) {
+    if (asks_now(recompute) && prepare_maker_for_loss(logits)) {
       origin_ = origin_of(logits);
+      if (recompute.is_if_short()) {
+        while_room_.set(logits, 2.0 * static_cast<double>(logits.size(-1)));
+      }
       return;
     }
     if (logits.scalar_type() == working_type(logits, in_float32_)) {
@@ -125,7 +128,7 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
                   .to(logits.scalar_type())};
     }
     // Recomputed logits have no other user.
-    const bool is_ours = origin_.is_valid() && logits.is_contiguous();
+    const bool is_ours = origin_.is_valid() && logits.is_contiguous() && is_recomputed_;
     at::Tensor result = is_ours ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
     cross_entropy_rows_backward(grad, logits, target, maybe(log_sums_.take()), total, reduction_,
                                 ignore_index_, in_float32_, result);
@@ -136,13 +139,16 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
     for (Kept* const each : {&logits_, &target_, &weight_, &total_, &log_sums_}) {
       each->release();
     }
+    while_room_.reset();
     is_released_ = true;
   }
 
   at::Tensor take_logits() {
     if (is_released_ || origin_.is_valid()) {
       TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
-      return nn::recompute(origin_);
+      const at::Tensor kept = with_history(while_room_.get(), origin_);
+      is_recomputed_ = !kept.defined();
+      return is_recomputed_ ? nn::recompute(origin_) : kept;
     }
     try {
       return logits_.take();
@@ -163,8 +169,10 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
   bool in_float32_;
   bool is_of_rows_ = false;
   bool is_released_ = false;
-  bool retains_ = true;  // what is kept, after this backward
+  bool retains_ = true;         // what is kept, after this backward
+  bool is_recomputed_ = false;  // for this backward
   Kept logits_;
+  KeptWhileRoom while_room_;  // logits that can be recomputed
   // Made the logits, if they are not kept. It is at this node's edge, so this makes no circle.
   Edge origin_;
   Kept target_;
@@ -183,7 +191,7 @@ bool is_known_target(const at::Tensor& target) {
 at::Tensor cross_entropy_below(const at::Tensor& input, const at::Tensor& target,
                                const MaybeTensor& weight, std::int64_t reduction,
                                std::int64_t ignore_index, double label_smoothing, bool in_float32,
-                               bool recompute) {
+                               std::int64_t recompute) {
   if (!is_known(input) || !is_known_target(target) ||
       !is_of_rows(input, target, weight, label_smoothing)) {
     return torch_cross_entropy(input, target, weight, reduction, ignore_index, label_smoothing,
@@ -199,7 +207,7 @@ at::Tensor cross_entropy_below(const at::Tensor& input, const at::Tensor& target
 at::Tensor cross_entropy_autograd(const at::Tensor& input, const at::Tensor& target,
                                   const MaybeTensor& weight, std::int64_t reduction,
                                   std::int64_t ignore_index, double label_smoothing,
-                                  bool in_float32, bool recompute) {
+                                  bool in_float32, std::int64_t recompute) {
   if (in_float32 && input.scalar_type() == at::kDouble) {
     return cross_entropy_autograd(input.to(at::kFloat), target, weight, reduction, ignore_index,
                                   label_smoothing, false, recompute);
@@ -234,7 +242,7 @@ template <c10::DeviceType Device>
 at::Tensor cross_entropy_autocast(const at::Tensor& input, const at::Tensor& target,
                                   const MaybeTensor& weight, std::int64_t reduction,
                                   std::int64_t ignore_index, double label_smoothing,
-                                  bool in_float32, bool recompute) {
+                                  bool in_float32, std::int64_t recompute) {
   const Autocast autocast(Device);
   const bool is_low = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
   return CrossEntropy::call(input, autocast.cast(at::kFloat, target),
@@ -244,7 +252,7 @@ at::Tensor cross_entropy_autocast(const at::Tensor& input, const at::Tensor& tar
 
 const CrossEntropy kCrossEntropy(
     "cross_entropy(Tensor input, Tensor target, Tensor? weight, int reduction, int ignore_index, "
-    "float label_smoothing, bool in_float32, bool recompute) -> Tensor",
+    "float label_smoothing, bool in_float32, int recompute) -> Tensor",
     {},
     {{c10::DispatchKey::Autograd, cross_entropy_autograd},
      {c10::DispatchKey::CompositeExplicitAutograd, cross_entropy_below},
@@ -258,7 +266,7 @@ const CrossEntropy kCrossEntropy(
 at::Tensor functional::cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                      const MaybeTensor& weight, std::int64_t ignore_index,
                                      std::string_view reduction, double label_smoothing,
-                                     bool in_float32, bool recompute) {
+                                     bool in_float32, Again recompute) {
   return kCrossEntropy(input, target, weight, reduction_named(reduction), ignore_index,
                        label_smoothing, in_float32, recompute);
 }

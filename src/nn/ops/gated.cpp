@@ -151,21 +151,23 @@ struct GatedPacked {
 
 // -- Operators -----------------------------------------------------------------------------------
 
-at::Tensor torch_activation(const at::Tensor& input, std::string_view name, bool /*recompute*/) {
+at::Tensor torch_activation(const at::Tensor& input, std::string_view name,
+                            std::int64_t /*recompute*/) {
   return elementwise(name).value(input);
 }
 
-at::Tensor activation_autograd(const at::Tensor& input, std::string_view name, bool recompute) {
+at::Tensor activation_autograd(const at::Tensor& input, std::string_view name,
+                               std::int64_t recompute) {
   return run_and_keep_inputs(Activated{&elementwise(name)}, {input}, recompute);
 }
 
 at::Tensor torch_gated(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
-                       bool /*recompute*/) {
+                       std::int64_t /*recompute*/) {
   return at::mul(elementwise(activation).value(gate), up);
 }
 
 at::Tensor gated_autograd(const at::Tensor& gate, const at::Tensor& up, std::string_view activation,
-                          bool recompute) {
+                          std::int64_t recompute) {
   // If only `up` needs a gradient, torch keeps no more than we would. Broadcasting is torch's.
   if (!needs_grad(gate) || gate.sym_sizes() != up.sym_sizes()) {
     return torch_gated(gate, up, activation, recompute);
@@ -182,40 +184,40 @@ void check_halves(const at::Tensor& packed, std::int64_t dim) {
 }
 
 at::Tensor torch_gated_packed(const at::Tensor& packed, std::string_view activation,
-                              bool gate_first, std::int64_t dim, bool /*recompute*/) {
+                              bool gate_first, std::int64_t dim, std::int64_t /*recompute*/) {
   check_halves(packed, dim);
   const auto halves = packed.chunk(2, dim);
   return torch_gated(halves[gate_first ? 0 : 1], halves[gate_first ? 1 : 0], activation, false);
 }
 
 at::Tensor gated_packed_autograd(const at::Tensor& packed, std::string_view activation,
-                                 bool gate_first, std::int64_t dim, bool recompute) {
+                                 bool gate_first, std::int64_t dim, std::int64_t recompute) {
   check_halves(packed, dim);
   return run_and_keep_inputs(GatedPacked{&elementwise(activation), gate_first, dim}, {packed},
                              recompute);
 }
 
 const LayerOperator<activation_autograd, torch_activation> kActivation(
-    "activation(Tensor input, str name, bool recompute=False) -> Tensor");
+    "activation(Tensor input, str name, int recompute=0) -> Tensor");
 const LayerOperator<gated_autograd, torch_gated> kGated(
-    "gated(Tensor gate, Tensor up, str activation, bool recompute=False) -> Tensor");
+    "gated(Tensor gate, Tensor up, str activation, int recompute=0) -> Tensor");
 const LayerOperator<gated_packed_autograd, torch_gated_packed> kGatedPacked(
-    "gated_packed(Tensor packed, str activation, bool gate_first, int dim, bool recompute=False) "
+    "gated_packed(Tensor packed, str activation, bool gate_first, int dim, int recompute=0) "
     "-> Tensor");
 
 }  // namespace
 
-at::Tensor functional::activation(const at::Tensor& input, std::string_view name, bool recompute) {
+at::Tensor functional::activation(const at::Tensor& input, std::string_view name, Again recompute) {
   return kActivation(input, name, recompute);
 }
 
 at::Tensor functional::gated(const at::Tensor& gate, const at::Tensor& up,
-                             std::string_view activation, bool recompute) {
+                             std::string_view activation, Again recompute) {
   return kGated(gate, up, activation, recompute);
 }
 
 at::Tensor functional::gated_packed(const at::Tensor& packed, std::string_view activation,
-                                    bool gate_first, std::int64_t dim, bool recompute) {
+                                    bool gate_first, std::int64_t dim, Again recompute) {
   return kGatedPacked(packed, activation, gate_first, dim, recompute);
 }
 

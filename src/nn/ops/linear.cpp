@@ -172,13 +172,14 @@ class LinearNode final : public ProductLayerNode {
 };
 
 at::Tensor torch_linear(const at::Tensor& input, const at::Tensor& weight, const MaybeTensor& bias,
-                        const MaybeTensor& /*parameter*/, bool /*recompute*/, bool /*runs_again*/) {
+                        const MaybeTensor& /*parameter*/, std::int64_t /*recompute*/,
+                        bool /*runs_again*/) {
   return at::linear(input, weight, bias);
 }
 
 at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
-                           const MaybeTensor& bias, const MaybeTensor& parameter, bool recompute,
-                           bool runs_again) {
+                           const MaybeTensor& bias, const MaybeTensor& parameter,
+                           std::int64_t recompute, bool runs_again) {
   if (!needs_grad(input, weight, bias)) {
     const BelowAutograd below;
     return at::linear(input, weight, bias);
@@ -206,14 +207,14 @@ at::Tensor linear_autograd(const at::Tensor& input, const at::Tensor& weight,
 }
 
 const LayerOperator<linear_autograd, torch_linear, CastTo::low> kLinear(
-    "linear(Tensor input, Tensor weight, Tensor? bias, Tensor? parameter, bool recompute, bool "
+    "linear(Tensor input, Tensor weight, Tensor? bias, Tensor? parameter, int recompute, bool "
     "runs_again=False) -> Tensor",
     {kInGraphs});
 
 }  // namespace
 
 at::Tensor functional::linear(const at::Tensor& input, const at::Tensor& weight,
-                              const MaybeTensor& bias, bool recompute, bool runs_again) {
+                              const MaybeTensor& bias, Again recompute, bool runs_again) {
   return kLinear(input, weight, bias, {}, recompute, runs_again);
 }
 

@@ -15,7 +15,7 @@ class ProductNode final : public SavingNode {
  public:
   ProductNode(const at::Tensor& first, const at::Tensor& second) : first_(first), second_(second) {}
 
-  void keep(const at::Tensor& first, const at::Tensor& second, bool recompute) {
+  void keep(const at::Tensor& first, const at::Tensor& second, Again recompute) {
     if (second.requires_grad()) {
       first_.keep(first, recompute);
     }
@@ -69,11 +69,11 @@ class ProductNode final : public SavingNode {
   Operand second_;
 };
 
-at::Tensor torch_mul(const at::Tensor& input, const at::Tensor& other, bool /*recompute*/) {
+at::Tensor torch_mul(const at::Tensor& input, const at::Tensor& other, std::int64_t /*recompute*/) {
   return at::mul(input, other);
 }
 
-at::Tensor mul_autograd(const at::Tensor& input, const at::Tensor& other, bool recompute) {
+at::Tensor mul_autograd(const at::Tensor& input, const at::Tensor& other, std::int64_t recompute) {
   PtrTo<ProductNode> node;
   if (needs_grad(input, other)) {
     node = make_node<ProductNode>(input, other);
@@ -86,11 +86,11 @@ at::Tensor mul_autograd(const at::Tensor& input, const at::Tensor& other, bool r
 }
 
 const LayerOperator<mul_autograd, torch_mul> kMul(
-    "mul(Tensor input, Tensor other, bool recompute=False) -> Tensor");
+    "mul(Tensor input, Tensor other, int recompute=0) -> Tensor");
 
 }  // namespace
 
-at::Tensor functional::mul(const at::Tensor& input, const at::Tensor& other, bool recompute) {
+at::Tensor functional::mul(const at::Tensor& input, const at::Tensor& other, Again recompute) {
   return kMul(input, other, recompute);
 }
 

@@ -25,7 +25,8 @@ struct Callable {
 }  // namespace
 
 at::Tensor functional::rerun(std::function<at::Tensor(const std::vector<at::Tensor>&)> function,
-                             const std::vector<at::Tensor>& inputs, bool recompute, bool is_cheap) {
+                             const std::vector<at::Tensor>& inputs, Again recompute,
+                             bool is_cheap) {
   TORCH_CHECK_VALUE(!inputs.empty(), "rerun needs at least one input");
   const bool is_ours = needs_grad(at::TensorList(inputs)) &&
                        std::ranges::all_of(inputs, [](const auto& x) { return is_known(x); });

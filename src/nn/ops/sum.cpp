@@ -8,6 +8,7 @@
 #include "nn/autograd/operator.h"
 #include "nn/autograd/recompute.h"
 #include "nn/autograd/storage_pinning.h"
+#include "nn/region/region.h"
 
 namespace brim::nn {
 namespace {
@@ -35,7 +36,8 @@ class SumNode final : public OutputHoldingNode {
     is_first_wide_ = first.element_size() > second.element_size();
     const at::Tensor& narrow = is_first_wide_ ? second : first;
     if (first.element_size() == second.element_size() || first.sym_sizes() != second.sym_sizes() ||
-        pins_more_than_itself(narrow) || hooks_in_force() != nullptr || layers_of_wide() != 0) {
+        pins_more_than_itself(narrow) || hooks_in_force() != nullptr || layers_of_wide() != 0 ||
+        recompute_here() == Recompute::automatic) {
       return;
     }
     narrow_ = Kept(narrow);
@@ -63,7 +65,7 @@ class SumNode final : public OutputHoldingNode {
     drop_narrow();
   }
 
-  bool saves_if_asked() const override { return keeps_narrow_; }
+  Again saves_if_asked() const override { return keeps_narrow_; }
 
   std::optional<int> layers_to_recompute() const override {
     if (is_held() || (!is_one_type_ && !keeps_narrow_)) {

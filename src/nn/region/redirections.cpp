@@ -76,8 +76,12 @@ void redirect(torch::Library& library) {
                TORCH_FN((Redirected<Op, Own>::call)));
 }
 
-bool asks() { return recompute_here() != Recompute::nothing; }
-bool runs_again() { return recompute_here() == Recompute::products; }
+Again asks() {
+  const Recompute level = recompute_here();
+  return level == Recompute::automatic ? Again(Again::if_short)
+                                       : Again(level != Recompute::nothing);
+}
+bool runs_again() { return recompute_here() >= Recompute::products; }
 
 // -- Options as brim's functions take them -------------------------------------------------------
 
@@ -214,14 +218,14 @@ bool is_ours(const Tensor& tensor) {
 /// (noise) is a link too.
 Maybe mul(const Tensor& x, const Tensor& y) {
   const bool tells = x.requires_grad() && y.requires_grad() && (is_ours(x) || is_ours(y));
-  const bool counts = (asks() || tells) && !is_number(x) && !is_number(y);
+  const bool counts = (asks() != 0 || tells) && !is_number(x) && !is_number(y);
   return counts ? Maybe(fn::mul(x, y, asks())) : Maybe();
 }
 
 /// torch keeps nothing of a sum itself.
 template <bool InPlace>
 Maybe add(const Tensor& x, const Tensor& y, const Scalar& alpha) {
-  const bool counts = asks() && !is_number(x) && !is_number(y) && alpha.equal(1);
+  const bool counts = asks() != 0 && !is_number(x) && !is_number(y) && alpha.equal(1);
   return counts ? Maybe(fn::add(x, y, InPlace)) : Maybe();
 }
 
@@ -296,7 +300,7 @@ Maybe cross_entropy(const Tensor& x, const Tensor& target, Optional w, std::int6
 
 Maybe attend(const Tensor& query, const Tensor& key, const Tensor& value, Optional mask,
              double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  return asks() ? attention_again(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+  return asks().is_always() ? attention_again(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
                 : Maybe();
 }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
+from brim.nn._compiled import asking
 from brim.nn._derived import Forward, Kind, Options
 from brim.nn._elementwise import ELEMENTWISE
 from brim.nn.recognisers._recogniser import (
@@ -57,13 +58,13 @@ def _forward(kind: Kind, options: Options) -> Forward:
     run: Any = getattr(functional, name.removesuffix("_tanh"), None)
 
     def forward(self: Any, input: Tensor) -> Any:
-        return run(input, **fixed, recompute=bool(self._brim_recompute))
+        return run(input, **fixed, recompute=asking(self._brim_recompute)["recompute"])
 
     def by_name(self: Any, input: Tensor) -> Any:
-        return functional.activation(input, name, recompute=bool(self._brim_recompute))
+        return functional.activation(input, name, recompute=asking(self._brim_recompute)["recompute"])
 
     def again(self: Any, input: Tensor) -> Any:
-        recompute = bool(self._brim_recompute)
+        recompute = asking(self._brim_recompute)["recompute"]
         return functional.rerun(lambda x: work(self, x), input, recompute=recompute)
 
     return forward if name in _TORCHS else again if name == _RERUN else by_name

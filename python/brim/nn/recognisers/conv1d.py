@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from brim.nn import functional
+from brim.nn._compiled import asking
 from brim.nn._derived import Forward, Kind, Options
 from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy
 
@@ -29,9 +30,7 @@ def _candidates(module: torch.nn.Module) -> Iterator[Options]:
 
 def _forward(kind: Kind, options: Options) -> Forward:
     def forward(self: Any, x: Tensor) -> Tensor:
-        level = self._brim_recompute
-        again = {"recompute": level is not None, "runs_again": level == "products"}
-        return functional.linear(x, self.weight.t(), self.bias, **again)
+        return functional.linear(x, self.weight.t(), self.bias, **asking(self._brim_recompute))
 
     return forward
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from brim.nn import functional, modules
+from brim.nn._compiled import asking
 from brim.nn._derived import Forward, Kind, Options, recipe_of
 from brim.nn._elementwise import ELEMENTWISE
 from brim.nn.recognisers._recogniser import Recogniser, agree, names_in, numbers, small_copy
@@ -41,7 +42,7 @@ def _forward(kind: Kind, options: Options) -> Forward:
             return work(self, x)
         made = [getattr(self, part)(x) for part in inner]
         run: Any = functional.gated if len(made) == 2 else functional.gated_packed
-        return getattr(self, last)(run(*made, name, recompute=bool(self._brim_recompute)))
+        return getattr(self, last)(run(*made, name, recompute=asking(self._brim_recompute)["recompute"]))
 
     return forward
 

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <brim/export.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace brim {
+
+/// Gives up what can be had again, until at least `bytes` of a device are free that were not, or
+/// there is nothing left. Called inside of an allocation, on any thread and under any lock: it
+/// allocates no tensor, and takes no lock that is held around an allocation.
+/// @returns the bytes that became free; 0 where nothing could be given up
+using Reclaim = std::int64_t (*)(c10::Device device, std::int64_t bytes) noexcept;
+
+/// From now on, allocators ask this before they refuse. There is one in the process.
+void set_reclaim(Reclaim reclaim);
+
+/// What an allocator asks before it refuses: whether another try is worth it.
+/// @param bytes that are missing
+[[nodiscard]] BRIM_API bool reclaimed(c10::Device device, std::int64_t bytes) noexcept;
+
+}  // namespace brim

@@ -1,0 +1,298 @@
+#include "nn/autograd/kept_while_room.h"
+
+#include <brim/memory/stats.h>
+#include <brim/nn/pressure.h>
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fork.h"
+#include "memory/backend.h"
+#include "memory/reclaim.h"
+#include "nn/autograd/node.h"
+
+// A step of a training loop keeps the same values in the same order as the one before. So a step is
+// the time from the first value until there is none left, and the place of a value in its step says
+// which value it is. What had to go in one step is not kept in the next one of the same kind.
+
+namespace brim::nn {
+namespace {
+
+struct Value {
+  std::int64_t bytes = 0;
+  double work = 0;  // per byte
+  bool goes = false;
+};
+
+/// The values of a step, in their order.
+using Step = std::vector<Value>;
+
+/// Which of them go. A step is of a kind by the shape of its first value and the limit in force.
+using Plans = std::unordered_map<std::size_t, Step>;
+
+constexpr std::size_t kMostPlans = 512;  // of loops whose shapes never come back
+
+}  // namespace
+
+class KeptWhileRoom::Slot {
+ public:
+  at::Tensor value;  // shares the version counter
+  std::uint32_t version = 0;
+  std::int64_t bytes = 0;  // of its memory
+  double work = 0;         // to compute it again, per byte
+  std::size_t place = 0;   // in its step
+  c10::Device device = c10::DeviceType::CPU;
+  // In the list, from the oldest to the newest.
+  Slot* before = nullptr;
+  Slot* after = nullptr;
+};
+
+namespace {
+
+using Slot = KeptWhileRoom::Slot;
+
+std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept;
+
+/// The values of one device.
+struct Device {
+  std::atomic<bool> has_begun{false};
+  std::mutex mutex;
+  Slot* oldest = nullptr;
+  Slot* newest = nullptr;
+  Pressure counts;
+  std::size_t kind = 0;  // of the step that runs
+  Step step;
+  const Step* plan = nullptr;
+  Plans plans;
+
+  /// The device's allocator asks for these values from now on, if it can.
+  void begin(c10::Device on) {
+    if (!has_begun.load(std::memory_order_relaxed)) {
+      set_reclaim(drop);
+      backend_for(on).gates();
+      has_begun.store(true);
+    }
+  }
+
+  void add(Slot& slot) {
+    slot.before = newest;
+    (newest != nullptr ? newest->after : oldest) = &slot;
+    newest = &slot;
+  }
+
+  void remove(Slot& slot) {
+    (slot.before != nullptr ? slot.before->after : oldest) = slot.after;
+    (slot.after != nullptr ? slot.after->before : newest) = slot.before;
+    if (oldest == nullptr) {
+      end_step();
+    }
+  }
+
+  void begin_step(const at::Tensor& first) {
+    kind = c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()),
+                         budget_in_force(first.device()).value_or(0));
+    const auto known = plans.find(kind);
+    plan = known != plans.end() ? &known->second : nullptr;
+  }
+
+  /// If values went that were not expected to, the next such step does without as many bytes, of
+  /// those that take least to compute again.
+  void end_step() {
+    std::int64_t went = 0;
+    bool is_new = false;
+    for (std::size_t i = 0; i < step.size(); ++i) {
+      went += step[i].goes ? step[i].bytes : 0;
+      is_new = is_new || (step[i].goes && !is_planned(i, step[i].bytes));
+    }
+    if (is_new) {
+      std::vector<Value*> by_work;
+      for (Value& value : step) {
+        value.goes = false;
+        by_work.push_back(&value);
+      }
+      std::ranges::stable_sort(by_work, {}, &Value::work);
+      for (Value* const value : by_work) {
+        if (went <= 0) {
+          break;
+        }
+        value->goes = true;
+        went -= value->bytes;
+      }
+      if (plans.size() >= kMostPlans) {
+        plans.clear();
+      }
+      plans.insert_or_assign(kind, std::move(step));
+    }
+    step.clear();
+    plan = nullptr;
+  }
+
+  [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) const {
+    return plan != nullptr && place < plan->size() && (*plan)[place].bytes == bytes &&
+           (*plan)[place].goes;
+  }
+};
+
+Device& device_of(c10::Device device) {
+  constexpr std::size_t kMostAccelerators = 64;  // later ones share
+  // Never destroyed: tensors may outlive everything else. Accelerators by their number.
+  static auto& all = *new std::array<Device, 1 + kMostAccelerators>;
+  static const bool once = [] {
+    for (Device& each : all) {
+      hold_during_fork(each.mutex);
+    }
+    return true;
+  }();
+  (void)once;
+  const std::size_t index = device.is_cpu() ? 0 : 1 + std::max<int>(device.index(), 0);
+  return all[std::min(index, all.size() - 1)];
+}
+
+/// Values that share their memory: it is freed when all of them are gone.
+struct Memory {
+  std::vector<Slot*> slots;
+  double work = 0;  // per byte, of all of them
+};
+
+/// What would be freed by dropping values, the cheapest first, of these the oldest: it is needed
+/// last. Memory that others hold, too, would not be.
+std::vector<Memory> droppable(const Device& device) {
+  std::vector<Memory> found;
+  std::unordered_map<const void*, std::size_t> places;
+  for (Slot* slot = device.oldest; slot != nullptr; slot = slot->after) {
+    if (slot->value.defined()) {
+      const void* const storage = slot->value.storage().unsafeGetStorageImpl();
+      const auto [place, is_new] = places.try_emplace(storage, found.size());
+      if (is_new) {
+        found.emplace_back();
+      }
+      found[place->second].slots.push_back(slot);
+      found[place->second].work += slot->work;
+    }
+  }
+  std::erase_if(found, [](const Memory& memory) {
+    return memory.slots.front()->value.storage().use_count() != memory.slots.size();
+  });
+  std::ranges::stable_sort(found, {}, &Memory::work);
+  return found;
+}
+
+/// As few as give the bytes: where a request needs one block, one block that is large enough.
+std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept try {
+  Device& device = device_of(on);
+  std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
+  std::int64_t freed = 0;
+  const std::lock_guard lock(device.mutex);
+  for (const Memory& memory : droppable(device)) {
+    if (freed >= bytes) {
+      break;
+    }
+    freed += memory.slots.front()->bytes;
+    for (Slot* const slot : memory.slots) {
+      dropped.push_back(std::move(slot->value));
+      slot->value = at::Tensor();
+      ++device.counts.dropped;
+      if (slot->place < device.step.size()) {
+        device.step[slot->place].goes = true;
+      }
+    }
+  }
+  device.counts.requests += freed > 0 ? 1 : 0;
+  device.counts.dropped_bytes += freed;
+  return freed;
+} catch (const std::bad_alloc&) {  // of the lists above
+  return 0;
+}
+
+}  // namespace
+
+KeptWhileRoom::KeptWhileRoom() noexcept = default;
+KeptWhileRoom::KeptWhileRoom(KeptWhileRoom&&) noexcept = default;
+
+KeptWhileRoom& KeptWhileRoom::operator=(KeptWhileRoom&& other) noexcept {
+  reset();
+  slot_ = std::move(other.slot_);
+  return *this;
+}
+
+KeptWhileRoom::~KeptWhileRoom() { reset(); }
+
+void KeptWhileRoom::set(const at::Tensor& value, double work) {
+  if (is_traced(value) || !value.has_storage() || value.numel() == 0) {
+    return;
+  }
+  device_of(value.device()).begin(value.device());
+  reset();
+  auto slot = std::make_unique<Slot>();
+  slot->value = value.tensor_data();
+  slot->version = version_of(value).version;
+  slot->bytes = static_cast<std::int64_t>(value.storage().nbytes());
+  slot->work = work / static_cast<double>(value.element_size());
+  slot->device = value.device();
+  Device& device = device_of(slot->device);
+  const std::lock_guard lock(device.mutex);
+  if (device.oldest == nullptr) {
+    device.begin_step(value);
+  }
+  slot->place = device.step.size();
+  const bool goes = device.is_planned(slot->place, slot->bytes);
+  device.step.push_back({slot->bytes, slot->work, goes});
+  if (goes) {
+    slot->value = at::Tensor();
+    ++device.counts.foreseen;
+    device.counts.foreseen_bytes += slot->bytes;
+  }
+  device.add(*slot);
+  slot_ = std::move(slot);
+}
+
+at::Tensor KeptWhileRoom::get() const {
+  if (slot_ == nullptr) {
+    return {};
+  }
+  Device& device = device_of(slot_->device);
+  const std::lock_guard lock(device.mutex);
+  if (slot_->value.defined() && version_of(slot_->value).version == slot_->version) {
+    return slot_->value;
+  }
+  ++device.counts.recomputed;
+  return {};
+}
+
+void KeptWhileRoom::reset() noexcept {
+  if (slot_ == nullptr) {
+    return;
+  }
+  const std::unique_ptr<Slot> slot = std::move(slot_);  // its value ends after the lock
+  Device& device = device_of(slot->device);
+  const std::lock_guard lock(device.mutex);
+  device.remove(*slot);
+}
+
+Pressure pressure(c10::Device device) {
+  Device& values = device_of(resolve_device(device));
+  const std::lock_guard lock(values.mutex);
+  Pressure result = values.counts;
+  for (const Slot* slot = values.oldest; slot != nullptr; slot = slot->after) {
+    result.values += slot->value.defined() ? 1 : 0;
+    result.value_bytes += slot->value.defined() ? slot->bytes : 0;
+  }
+  return result;
+}
+
+void reset_pressure(c10::Device device) {
+  Device& values = device_of(resolve_device(device));
+  const std::lock_guard lock(values.mutex);
+  values.counts = {};
+  values.plans.clear();
+  values.plan = nullptr;
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace brim::nn {
+
+/// A value that can be computed again in backward, kept for as long as there is room. If memory
+/// runs out, in whatever thread, it is dropped (see pressure.h); whoever holds it finds nothing
+/// then, and computes it again.
+class KeptWhileRoom {
+ public:
+  /// One value, in the list of all.
+  class Slot;
+
+  KeptWhileRoom() noexcept;
+  KeptWhileRoom(KeptWhileRoom&&) noexcept;
+  KeptWhileRoom& operator=(KeptWhileRoom&&) noexcept;
+  ~KeptWhileRoom();
+
+  /// At forward. Not of values that are only traced: they are computed again.
+  /// @param work arithmetic operations that give one element again; 0 for a few passes over memory
+  void set(const at::Tensor& value, double work);
+
+  /// Without a place in the graph. Undefined if it was dropped, or written to since.
+  [[nodiscard]] at::Tensor get() const;
+
+  void reset() noexcept;
+
+ private:
+  std::unique_ptr<Slot> slot_;
+};
+
+}  // namespace brim::nn
