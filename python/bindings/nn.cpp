@@ -145,8 +145,8 @@ void register_nn(py::module_& m) {
                        return nn::functional::rerun(std::move(function), inputs, recompute,
                                                     is_cheap);
                      }));
-  m.def("pressure", [](c10::Device device) {
-    const nn::Pressure now = nn::pressure(device);
+  m.def("pressure", [] {
+    const nn::Pressure now = nn::pressure();
     return std::tuple(now.values, now.value_bytes, now.requests, now.dropped, now.dropped_bytes,
                       now.foreseen, now.foreseen_bytes, now.recomputed);
   });

@@ -33,7 +33,7 @@ template <class Allocate>
 auto CudaAllocator::allocate_or_reclaim(std::size_t bytes, const Allocate& allocate) {
   while (true) {
     try {
-      TORCH_CHECK_WITH(OutOfMemoryError, gates_.admit(bytes),
+      TORCH_CHECK_WITH(OutOfMemoryError, bytes == 0 || gates_.admit(bytes),
                        "CUDA out of memory. Tried to allocate ",
                        format_bytes(static_cast<std::int64_t>(bytes)),
                        ": this failure was injected by brim::testing::OomInjector");

@@ -1,17 +1,16 @@
 #pragma once
 
 #include <brim/export.h>
-#include <c10/core/Device.h>
 
 #include <cstdint>
 
 namespace brim::nn {
 
 /// What was given up for want of memory by layers that keep values only while there is room
-/// (`Recompute::automatic`), since the process began or the last reset_pressure().
+/// (`Recompute::automatic`), on all devices, since the process began or the last reset_pressure().
 struct Pressure {
   std::int64_t values = 0;         ///< how many can be given up now
-  std::int64_t value_bytes = 0;    ///< the bytes of these; memory that others hold too counts
+  std::int64_t value_bytes = 0;    ///< the bytes of these; memory that others hold, too, counts
   std::int64_t requests = 0;       ///< allocations that were served only because values went
   std::int64_t dropped = 0;        ///< values that went, for such a request
   std::int64_t dropped_bytes = 0;  ///< bytes that this freed
@@ -20,10 +19,10 @@ struct Pressure {
   std::int64_t recomputed = 0;  ///< values that backward computed again
 };
 
-/// Of one device. Thread-safe.
-[[nodiscard]] BRIM_API Pressure pressure(c10::Device device);
+/// Thread-safe.
+[[nodiscard]] BRIM_API Pressure pressure();
 
 /// Counts from zero again, and forgets what steps needed.
-BRIM_API void reset_pressure(c10::Device device);
+BRIM_API void reset_pressure();
 
 }  // namespace brim::nn

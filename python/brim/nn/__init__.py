@@ -17,6 +17,7 @@ Example:
 """
 
 from brim.nn import functional, modules
+from brim.nn._pressure import Pressure, pressure, reset_pressure
 from brim.nn.audit import Audit, LayerAudit, assert_saved, audit
 from brim.nn.convert import ConversionReport, ConvertedLayer, convert, restore
 from brim.nn.modules import *  # noqa: F403
@@ -27,11 +28,14 @@ __all__ = [
     "ConversionReport",
     "ConvertedLayer",
     "LayerAudit",
+    "Pressure",
     "Saving",
     "assert_saved",
     "audit",
     "convert",
     "functional",
+    "pressure",
+    "reset_pressure",
     "restore",
     "saving",
 ]

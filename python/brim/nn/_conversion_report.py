@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brim import _C
+from brim.nn._pressure import Pressure, pressure
 
 __all__ = ["ConversionReport", "ConvertedLayer"]
 
@@ -73,6 +74,14 @@ class ConversionReport:
     functions: tuple[ConvertedLayer, ...] = ()
     hint: str = ""
     changed: tuple[ConvertedLayer, ...] = ()
+
+    @property
+    def pressure(self) -> Pressure:
+        """What was given up for want of memory until now, with `recompute="auto"`.
+
+        Of all models of the process.
+        """
+        return pressure()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: this is a report, not a model."""

@@ -37,7 +37,7 @@ class OutputHoldingNode : public SavingNode {
     return is_held_ ? std::optional(0) : std::nullopt;
   }
 
-  bool prepare_to_recompute() override {
+  bool prepare_to_recompute(bool /*copies*/) override {
     const std::lock_guard lock(mutex_);
     is_asked_ = is_asked_ || is_held_;
     return is_held_;

@@ -27,17 +27,60 @@ namespace {
 
 struct Value {
   std::int64_t bytes = 0;
-  double work = 0;  // per byte
-  bool goes = false;
+  double work = 0;    // to compute it again, per byte
+  bool goes = false;  // it was given up
 };
 
 /// The values of a step, in their order.
 using Step = std::vector<Value>;
 
-/// Which of them go. A step is of a kind by the shape of its first value and the limit in force.
-using Plans = std::unordered_map<std::size_t, Step>;
+/// Which values go from the beginning in a kind of step.
+struct Plan {
+  Step step;
+  int served = 0;         // steps in a row that needed no more
+  int patience = 16;      // how many of these before it is tried with less
+  bool is_tried = false;  // with less than was needed once
+};
+
+/// By the shape of a step's first value, and the limit in force.
+using Plans = std::unordered_map<std::size_t, Plan>;
 
 constexpr std::size_t kMostPlans = 512;  // of loops whose shapes never come back
+constexpr int kMostPatience = 1024;
+constexpr std::size_t kMostValues = std::size_t{1} << 16;  // of a step: a graph may live for ever
+
+/// As many bytes of a step's values go, of those that take least to be computed again.
+void give_up(Step& step, std::int64_t bytes) {
+  std::vector<Value*> by_work;
+  for (Value& value : step) {
+    value.goes = false;
+    by_work.push_back(&value);
+  }
+  std::ranges::stable_sort(by_work, {}, &Value::work);
+  for (Value* const value : by_work) {
+    if (bytes <= 0) {
+      break;
+    }
+    value->goes = true;
+    bytes -= value->bytes;
+  }
+}
+
+std::int64_t bytes_that_go(const Step& step) {
+  std::int64_t bytes = 0;
+  for (const Value& value : step) {
+    bytes += value.goes ? value.bytes : 0;
+  }
+  return bytes;
+}
+
+std::int64_t least_that_goes(const Step& step) {
+  std::int64_t least = 0;
+  for (const Value& value : step) {
+    least = value.goes && (least == 0 || value.bytes < least) ? value.bytes : least;
+  }
+  return least;
+}
 
 }  // namespace
 
@@ -69,7 +112,8 @@ struct Device {
   Pressure counts;
   std::size_t kind = 0;  // of the step that runs
   Step step;
-  const Step* plan = nullptr;
+  Plan* plan = nullptr;
+  bool is_short = false;  // values went that the plan had kept
   Plans plans;
 
   /// The device's allocator asks for these values from now on, if it can.
@@ -102,48 +146,43 @@ struct Device {
     plan = known != plans.end() ? &known->second : nullptr;
   }
 
-  /// If values went that were not expected to, the next such step does without as many bytes, of
-  /// those that take least to compute again.
+  /// The next step of this kind does without as many bytes as this one, or at times with less, to
+  /// see whether there is room again.
   void end_step() {
-    std::int64_t went = 0;
-    bool is_new = false;
-    for (std::size_t i = 0; i < step.size(); ++i) {
-      went += step[i].goes ? step[i].bytes : 0;
-      is_new = is_new || (step[i].goes && !is_planned(i, step[i].bytes));
-    }
-    if (is_new) {
-      std::vector<Value*> by_work;
-      for (Value& value : step) {
-        value.goes = false;
-        by_work.push_back(&value);
-      }
-      std::ranges::stable_sort(by_work, {}, &Value::work);
-      for (Value* const value : by_work) {
-        if (went <= 0) {
-          break;
+    if (is_short) {
+      give_up(step, bytes_that_go(step));
+      if (plan == nullptr) {
+        if (plans.size() >= kMostPlans) {
+          plans.clear();
         }
-        value->goes = true;
-        went -= value->bytes;
+        plan = &plans[kind];
+      } else if (std::exchange(plan->is_tried, false)) {
+        plan->patience = std::min(2 * plan->patience, kMostPatience);
       }
-      if (plans.size() >= kMostPlans) {
-        plans.clear();
-      }
-      plans.insert_or_assign(kind, std::move(step));
+      plan->step = std::move(step);
+      plan->served = 0;
+    } else if (plan != nullptr && ++plan->served >= plan->patience) {
+      const std::int64_t bytes = bytes_that_go(plan->step);
+      give_up(plan->step, bytes - std::max(bytes / 8, least_that_goes(plan->step)));
+      plan->served = 0;
+      plan->is_tried = true;
     }
     step.clear();
     plan = nullptr;
+    is_short = false;
   }
 
   [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) const {
-    return plan != nullptr && place < plan->size() && (*plan)[place].bytes == bytes &&
-           (*plan)[place].goes;
+    return plan != nullptr && place < plan->step.size() && plan->step[place].bytes == bytes &&
+           plan->step[place].goes;
   }
 };
 
-Device& device_of(c10::Device device) {
-  constexpr std::size_t kMostAccelerators = 64;  // later ones share
-  // Never destroyed: tensors may outlive everything else. Accelerators by their number.
-  static auto& all = *new std::array<Device, 1 + kMostAccelerators>;
+/// The CPU's, and those of accelerators by their number; later ones share.
+using Devices = std::array<Device, 65>;
+
+Devices& devices() {
+  static Devices& all = *new Devices;  // never destroyed: tensors may outlive everything else
   static const bool once = [] {
     for (Device& each : all) {
       hold_during_fork(each.mutex);
@@ -151,8 +190,12 @@ Device& device_of(c10::Device device) {
     return true;
   }();
   (void)once;
+  return all;
+}
+
+Device& device_of(c10::Device device) {
   const std::size_t index = device.is_cpu() ? 0 : 1 + std::max<int>(device.index(), 0);
-  return all[std::min(index, all.size() - 1)];
+  return devices()[std::min(index, std::tuple_size_v<Devices> - 1)];
 }
 
 /// Values that share their memory: it is freed when all of them are gone.
@@ -184,7 +227,7 @@ std::vector<Memory> droppable(const Device& device) {
   return found;
 }
 
-/// As few as give the bytes: where a request needs one block, one block that is large enough.
+/// As many as give the bytes.
 std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept try {
   Device& device = device_of(on);
   std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
@@ -201,6 +244,7 @@ std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept try {
       ++device.counts.dropped;
       if (slot->place < device.step.size()) {
         device.step[slot->place].goes = true;
+        device.is_short = true;
       }
     }
   }
@@ -243,7 +287,9 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
   }
   slot->place = device.step.size();
   const bool goes = device.is_planned(slot->place, slot->bytes);
-  device.step.push_back({slot->bytes, slot->work, goes});
+  if (slot->place < kMostValues) {
+    device.step.push_back({slot->bytes, slot->work, goes});
+  }
   if (goes) {
     slot->value = at::Tensor();
     ++device.counts.foreseen;
@@ -276,23 +322,32 @@ void KeptWhileRoom::reset() noexcept {
   device.remove(*slot);
 }
 
-Pressure pressure(c10::Device device) {
-  Device& values = device_of(resolve_device(device));
-  const std::lock_guard lock(values.mutex);
-  Pressure result = values.counts;
-  for (const Slot* slot = values.oldest; slot != nullptr; slot = slot->after) {
-    result.values += slot->value.defined() ? 1 : 0;
-    result.value_bytes += slot->value.defined() ? slot->bytes : 0;
+Pressure pressure() {
+  Pressure result;
+  for (Device& device : devices()) {
+    const std::lock_guard lock(device.mutex);
+    const Pressure& counts = device.counts;
+    result.requests += counts.requests;
+    result.dropped += counts.dropped;
+    result.dropped_bytes += counts.dropped_bytes;
+    result.foreseen += counts.foreseen;
+    result.foreseen_bytes += counts.foreseen_bytes;
+    result.recomputed += counts.recomputed;
+    for (const Slot* slot = device.oldest; slot != nullptr; slot = slot->after) {
+      result.values += slot->value.defined() ? 1 : 0;
+      result.value_bytes += slot->value.defined() ? slot->bytes : 0;
+    }
   }
   return result;
 }
 
-void reset_pressure(c10::Device device) {
-  Device& values = device_of(resolve_device(device));
-  const std::lock_guard lock(values.mutex);
-  values.counts = {};
-  values.plans.clear();
-  values.plan = nullptr;
+void reset_pressure() {
+  for (Device& device : devices()) {
+    const std::lock_guard lock(device.mutex);
+    device.counts = {};
+    device.plans.clear();
+    device.plan = nullptr;
+  }
 }
 
 }  // namespace brim::nn

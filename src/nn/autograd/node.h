@@ -105,13 +105,21 @@ class SavingNode : public Node {
 
   /// Called at forward, before recompute() is relied on: from here on, changes to weights, biases
   /// and statistics must not affect it, or raise autograd's error.
+  /// @param copies of small weights are made, so that they may change; without, that takes no time,
+  ///        and changes raise the error
   /// @returns false if they were changed already
-  [[nodiscard]] virtual bool prepare_to_recompute() { return true; }
+  [[nodiscard]] virtual bool prepare_to_recompute(bool copies) {
+    (void)copies;
+    return true;
+  }
 
   /// The same for a loss, whose input, the logits, is by far the largest value of a language model:
   /// a matrix product may run again for it that does not for other layers. What recompute() gives
   /// is in memory that nobody else uses.
-  [[nodiscard]] virtual bool prepare_for_loss() { return false; }
+  [[nodiscard]] virtual bool prepare_for_loss(bool copies) {
+    (void)copies;
+    return false;
+  }
 
   /// The same output, bit for bit. Called during backward, before this node itself runs.
   virtual at::Tensor recompute();

@@ -17,7 +17,7 @@ class Operand {
   /// At forward, if backward reads it.
   /// @param recompute keep nothing, if the layer before can recompute it
   void keep(const at::Tensor& tensor, Again recompute) {
-    if (asks_now(recompute) && ask()) {
+    if (asks_now(recompute) && ask(recompute.is_always())) {
       strides_ = c10::SymDimVector(tensor.sym_strides());
       if (recompute.is_if_short()) {
         while_room_.set(tensor, work_to_recompute(tensor));
@@ -31,11 +31,12 @@ class Operand {
     is_leaf_ = tensor.is_leaf();
   }
 
-  /// At forward: whether take() and lend() need no copy, from here on.
-  [[nodiscard]] bool ask() {
+  /// At forward: whether take() and lend() need no copy, from here on; see
+  /// SavingNode::prepare_to_recompute.
+  [[nodiscard]] bool ask(bool copies) {
     is_asked_for_ =
         is_kept_ || is_asked_for_ ||
-        (are_few(before_.without(origin_)) && nn::prepare_to_recompute(*origin_.function));
+        (are_few(before_.without(origin_)) && nn::prepare_to_recompute(*origin_.function, copies));
     return is_asked_for_;
   }
 
@@ -53,11 +54,11 @@ class Operand {
   }
 
   /// Before lend() is relied on. @param most elements of a weight that are worth a copy
-  [[nodiscard]] bool prepare(const c10::SymInt& most) {
+  [[nodiscard]] bool prepare(const c10::SymInt& most, bool copies) {
     if (!is_kept_) {
-      return nn::prepare_to_recompute(*origin_.function);
+      return nn::prepare_to_recompute(*origin_.function, copies);
     }
-    return !is_leaf_ || saved_.freeze(most);
+    return !is_leaf_ || !copies || saved_.freeze(most);
   }
 
   /// For a later layer. Held from here on, until take() or the next backward call.

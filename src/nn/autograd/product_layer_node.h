@@ -55,12 +55,12 @@ class ProductLayerNode : public OutputHoldingNode {
     return offers_product() ? input_.layers() : OutputHoldingNode::layers_to_recompute();
   }
 
-  bool prepare_to_recompute() override {
-    if (OutputHoldingNode::prepare_to_recompute()) {
+  bool prepare_to_recompute(bool copies) override {
+    if (OutputHoldingNode::prepare_to_recompute(copies)) {
       return true;
     }
     const std::lock_guard lock(mutex_);
-    return prepare();
+    return prepare(copies);
   }
 
   at::Tensor recompute() override {
@@ -95,10 +95,11 @@ class ProductLayerNode : public OutputHoldingNode {
   }
 
   /// Under the lock.
-  [[nodiscard]] bool prepare(bool for_loss = false) {
+  [[nodiscard]] bool prepare(bool copies, bool for_loss = false) {
     // The weight is too large to be copied. If it is written to later, the node's own backward
     // fails too, as torch's does.
-    if (!is_allowed_ || !weight_.is_there() || !bias_.freeze(elements()) || !input_.ask()) {
+    if (!is_allowed_ || !weight_.is_there() || (copies && !bias_.freeze(elements())) ||
+        !input_.ask(copies)) {
       return false;
     }
     ++askers_;

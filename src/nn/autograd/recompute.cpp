@@ -263,9 +263,9 @@ at::Tensor recompute_as(const Edge& origin, at::ScalarType type) {
 
 }  // namespace
 
-bool prepare_maker_for_loss(const at::Tensor& value) {
+bool prepare_maker_for_loss(const at::Tensor& value, bool copies) {
   SavingNode* const layer = layer_that_made(value);
-  return layer != nullptr && layer->prepare_for_loss();
+  return layer != nullptr && layer->prepare_for_loss(copies);
 }
 
 bool is_from_product(const at::Tensor& value) {
@@ -295,13 +295,13 @@ std::optional<int> layers_to_recompute(const Edge& origin, const TensorVersion& 
   return maker != nullptr ? layers_of(*maker) : std::nullopt;
 }
 
-bool prepare_to_recompute(Node& node) {
+bool prepare_to_recompute(Node& node, bool copies) {
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
-    return layer->prepare_to_recompute();
+    return layer->prepare_to_recompute(copies);
   }
   return output_kept_by(node) != nullptr ||
          std::all_of(node.next_edges().begin(), node.next_edges().end(),
-                     [](const Edge& edge) { return prepare_to_recompute(*edge.function); });
+                     [&](const Edge& edge) { return prepare_to_recompute(*edge.function, copies); });
 }
 
 at::Tensor recompute(const Edge& origin) {

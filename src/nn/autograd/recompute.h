@@ -83,12 +83,13 @@ class LayersBefore {
 /// which would keep the whole too.
 [[nodiscard]] Again is_worth_asking_for(const at::Tensor& value);
 
-/// Prepares the layers that recompute() will run. @returns false if one of them cannot
-[[nodiscard]] bool prepare_to_recompute(Node& node);
+/// Prepares the layers that recompute() will run, see SavingNode::prepare_to_recompute.
+/// @returns false if one of them cannot
+[[nodiscard]] bool prepare_to_recompute(Node& node, bool copies);
 
 /// For a loss: whether the layer that made `value`, through views and at most one copy, prepared to
 /// run again (see SavingNode::prepare_for_loss). recompute() of the value's own node then does so.
-[[nodiscard]] bool prepare_maker_for_loss(const at::Tensor& value);
+[[nodiscard]] bool prepare_maker_for_loss(const at::Tensor& value, bool copies);
 
 /// The value that was made there, bit for bit. Under grad mode (double backward) the result is part
 /// of the graph. @throws c10::Error if what it needs was released.

@@ -105,10 +105,10 @@ class ActivationNode final : public SavingNode {
   }
 
   /// Keeps nothing, if the layer before can recompute the input. @returns whether it can
-  [[nodiscard]] bool ask(const at::Tensor& input) {
+  [[nodiscard]] bool ask(const at::Tensor& input, bool copies) {
     // A product takes too long to save bits; the next layer may still ask for it.
     if ((HasBits<A> && is_from_product(input)) || !output_tells(input.scalar_type()) ||
-        !are_few(layers_to_recompute()) || !prepare_before()) {
+        !are_few(layers_to_recompute()) || !prepare_before(copies)) {
       return false;
     }
     read_strides_ = c10::SymDimVector(input.sym_strides());
@@ -142,9 +142,9 @@ class ActivationNode final : public SavingNode {
     }
   }
 
-  bool prepare_to_recompute() override {
+  bool prepare_to_recompute(bool copies) override {
     const std::lock_guard lock(mutex_);
-    return keeps_ == Keeps::output || keeps_ == Keeps::read || prepare_before();
+    return keeps_ == Keeps::output || keeps_ == Keeps::read || prepare_before(copies);
   }
 
   at::Tensor recompute() override {
@@ -197,8 +197,8 @@ class ActivationNode final : public SavingNode {
   }
 
   /// Once: in a chain of residual blocks there are many ways to each layer.
-  bool prepare_before() {
-    is_prepared_ = is_prepared_ || nn::prepare_to_recompute(*next_edge(0).function);
+  bool prepare_before(bool copies) {
+    is_prepared_ = is_prepared_ || nn::prepare_to_recompute(*next_edge(0).function, copies);
     return is_prepared_;
   }
 
@@ -270,7 +270,7 @@ at::Tensor run_activation(at::Tensor input, const A& activation, Again recompute
   if (needed) {
     node = make_node<ActivationNode<A>>(input, activation);
     node->set_next_edges(torch::autograd::collect_next_edges(input));
-    keeps = !asks_now(recompute) || !node->ask(input);
+    keeps = !asks_now(recompute) || !node->ask(input, recompute.is_always());
     if (!keeps && recompute.is_if_short() && !ActivationNode<A>::kGradReadsOutput) {
       work = work_to_recompute(input);
       read = InPlace ? below_autograd([&] { return input.clone(); }) : input;

@@ -84,12 +84,13 @@ class BatchNormNode final : public StatisticsNode {
     updated_ = {options_of(running_mean), options_of(running_var)};
   }
 
-  bool prepare_to_recompute() override {
+  bool prepare_to_recompute(bool copies) override {
     const std::lock_guard lock(mutex_);
     // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / (training_ ? 2 : 4);
-    return input_.ask() && Kept::freeze(weight_, bias_, most) && running_mean_.freeze(most) &&
-           running_var_.freeze(most);
+    // Running statistics are written to without a new version.
+    return input_.ask(copies) && (!copies || Kept::freeze(weight_, bias_, most)) &&
+           running_mean_.freeze(most) && running_var_.freeze(most);
   }
 
   at::Tensor recompute() override {

@@ -43,7 +43,9 @@ class DropoutNode final : public SavingNode {
     return scale_ != 0.0 ? before_.with(next_edge(0)) : std::nullopt;
   }
 
-  bool prepare_to_recompute() override { return nn::prepare_to_recompute(*next_edge(0).function); }
+  bool prepare_to_recompute(bool copies) override {
+    return nn::prepare_to_recompute(*next_edge(0).function, copies);
+  }
 
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);

@@ -79,9 +79,9 @@ class LinearNode final : public ProductLayerNode {
 
   [[nodiscard]] bool is_batched() const { return batched_; }
 
-  bool prepare_for_loss() override {
+  bool prepare_for_loss(bool copies) override {
     const std::lock_guard lock(mutex_);
-    return prepare(/*for_loss=*/true);
+    return prepare(copies, /*for_loss=*/true);
   }
 
   std::string name() const override { return "brim::linear_backward"; }

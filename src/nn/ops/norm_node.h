@@ -175,12 +175,12 @@ class NormNode final : public StatisticsNode {
     keep_input(input, bias, keeps ? result.mean : at::Tensor(), keeps ? result.rstd : at::Tensor());
   }
 
-  bool prepare_to_recompute() override {
+  bool prepare_to_recompute(bool copies) override {
     const std::lock_guard lock(mutex_);
     ++askers_;
     // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / std::max(1, weights_);
-    return input_.ask() && Kept::freeze(weight_, bias_, most);
+    return input_.ask(copies) && (!copies || Kept::freeze(weight_, bias_, most));
   }
 
   at::Tensor recompute() override {

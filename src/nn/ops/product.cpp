@@ -29,11 +29,11 @@ class ProductNode final : public SavingNode {
     return first ? most_layers(first, second_.layers()) : std::nullopt;
   }
 
-  bool prepare_to_recompute() override {
+  bool prepare_to_recompute(bool copies) override {
     const std::lock_guard lock(mutex_);
     // The copies are no larger than what the next layer does not keep.
     const c10::SymInt most = elements() / 2;
-    return first_.prepare(most) && second_.prepare(most);
+    return first_.prepare(most, copies) && second_.prepare(most, copies);
   }
 
   at::Tensor recompute() override {

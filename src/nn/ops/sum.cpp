@@ -56,7 +56,7 @@ class SumNode final : public OutputHoldingNode {
   void output_is_kept(const at::Tensor& output) override {
     OutputHoldingNode::output_is_kept(output);
     // Layers that have asked get that one, too.
-    relies_on_narrow_ = relies_on_narrow_ && !OutputHoldingNode::prepare_to_recompute();
+    relies_on_narrow_ = relies_on_narrow_ && !OutputHoldingNode::prepare_to_recompute(true);
     drop_narrow();
   }
 
@@ -80,18 +80,18 @@ class SumNode final : public OutputHoldingNode {
     return both ? std::optional(*both + 1) : std::nullopt;
   }
 
-  bool prepare_to_recompute() override {
-    if (OutputHoldingNode::prepare_to_recompute()) {
+  bool prepare_to_recompute(bool copies) override {
+    if (OutputHoldingNode::prepare_to_recompute(copies)) {
       return true;
     }
     if (!keeps_narrow_) {
       // Whoever asks may have seen it when the sum or an operand was still held.
-      return layers_to_recompute() && nn::prepare_to_recompute(*next_edge(0).function) &&
-             nn::prepare_to_recompute(*next_edge(1).function);
+      return layers_to_recompute() && nn::prepare_to_recompute(*next_edge(0).function, copies) &&
+             nn::prepare_to_recompute(*next_edge(1).function, copies);
     }
     const std::lock_guard lock(mutex_);
     relies_on_narrow_ = relies_on_narrow_ ||
-                        (narrow_.is_there() && nn::prepare_to_recompute(*wide_edge().function));
+                        (narrow_.is_there() && nn::prepare_to_recompute(*wide_edge().function, copies));
     return relies_on_narrow_;
   }
 

@@ -1,0 +1,502 @@
+"""`recompute="auto"`: what can be computed again is kept until an allocation cannot be served."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import brim
+
+from .nn_families import FAMILIES
+from .nn_product_models import MODELS, Residual
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned() -> Iterator[None]:
+    brim.nn.reset_pressure()
+    yield
+    gc.collect()
+    assert brim.nn.pressure().values == 0  # every graph is gone, and its values with it
+    brim.nn.reset_pressure()
+
+
+def drop_all() -> None:
+    """As if memory were exhausted now."""
+    with brim.budget(1, "cpu"), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1)
+
+
+def built(name: str) -> tuple[nn.Module, Tensor]:
+    make, shape, _ = MODELS[name]
+    torch.manual_seed(0)
+    return make().train(), torch.randn(shape)
+
+
+def deep(blocks: int = 6, width: int = 32) -> tuple[nn.Module, Tensor]:
+    """Most of its memory is what it keeps for backward."""
+    torch.manual_seed(0)
+    parts = [
+        Residual(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
+        for _ in range(blocks)
+    ]
+    return nn.Sequential(*parts).train(), torch.randn(512, width)
+
+
+def converted(model: nn.Module, recompute: str | None = "auto") -> nn.Module:
+    ours = copy.deepcopy(model)
+    brim.convert(ours, recompute=recompute)
+    return ours
+
+
+def step(
+    model: nn.Module,
+    x: Tensor,
+    between: Callable[[], object] = lambda: None,
+    autocast: bool = False,
+) -> list[Tensor]:
+    """The loss and the gradients, with something between forward and backward."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    leaf = x.detach().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = model(leaf).float().square().mean()
+    between()
+    loss.backward()
+    assert leaf.grad is not None
+    return [loss.detach(), leaf.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    gc.collect()
+    with brim.PeakMeter("cpu") as meter:
+        work()
+    return meter.peak
+
+
+# -- The same bits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_plain_layers_whatever_was_dropped(
+    name: str, autocast: bool
+) -> None:
+    model, x = built(name)
+    expected = step(converted(model, None), x, autocast=autocast)
+    ours = converted(model)
+    assert equal(step(ours, x, autocast=autocast), expected)
+    assert brim.nn.pressure().recomputed == 0
+    assert equal(step(ours, x, drop_all, autocast), expected)
+    assert brim.nn.pressure().recomputed > 0
+
+
+@pytest.fixture
+def _without_onednn() -> Iterator[None]:
+    """If it is refused memory, torch takes another kernel, which rounds differently."""
+    was_on = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of TF32
+    yield
+    torch._C._set_mkldnn_enabled(was_on)
+
+
+@pytest.mark.usefixtures("_without_onednn")
+@pytest.mark.parametrize("name", ["mlp", "bottleneck"])
+def test_every_allocation_is_served_while_something_can_be_dropped(name: str) -> None:
+    model, x = built(name)
+    ours = converted(model)
+    expected = step(ours, x)
+    with brim.testing.inject_oom(at=1 << 40) as counting:
+        step(ours, x)
+    served = 0
+    for at in range(1, counting.allocations + 1):
+        brim.nn.reset_pressure()
+        with brim.testing.inject_oom(at=at) as injector:
+            try:
+                assert equal(step(ours, x), expected)
+                served += 1
+            except torch.OutOfMemoryError:
+                assert brim.nn.pressure().requests == 0  # there was nothing to drop
+        assert injector.failures == 1
+        brim.nn.reset_pressure()
+        assert equal(step(ours, x), expected)  # also after a failure
+    assert served > counting.allocations // 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_without_onednn")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_models_of_libraries_under_random_failures(name: str) -> None:
+    make, loss_of = FAMILIES[name]
+    torch.manual_seed(0)
+    model = make().train()
+    plain, ours = converted(model, None), converted(model)
+
+    def gradients(net: nn.Module, failing: random.Random | None) -> list[Tensor]:
+        net.zero_grad(set_to_none=True)
+        torch.manual_seed(1)
+        loss = loss_of(net, 0)
+        if failing is None:
+            loss.backward()
+        else:
+            drop_all() if failing.random() < 0.3 else None
+            with brim.testing.inject_oom(at=failing.randrange(1, 60), count=failing.randrange(1, 4)):
+                loss.backward()
+        return [loss.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+
+    expected = gradients(plain, None)
+    numbers = random.Random(0)
+    for _ in range(6):
+        try:
+            assert equal(gradients(ours, numbers), expected)
+        except torch.OutOfMemoryError:
+            pass
+
+
+# -- Budgets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+def test_a_step_fits_a_budget_below_its_peak_and_settles(share: float) -> None:
+    model, x = deep()
+    ours = converted(model)
+    expected = step(ours, x)
+    ours.zero_grad(set_to_none=True)
+    whole = peak_of(lambda: step(ours, x))
+    del expected[1:]
+    ours.zero_grad(set_to_none=True)
+    gc.collect()
+    limit = brim.memory_stats("cpu").allocated + int(share * whole)
+    requests = []
+    for _ in range(5):
+        with brim.budget(limit, "cpu"):
+            found = step(ours, x)
+        assert torch.equal(found[0], expected[0])
+        del found
+        ours.zero_grad(set_to_none=True)
+        requests.append(brim.nn.pressure().requests)
+    assert requests[0] > 0  # memory was short in the first step
+    assert requests[-1] == requests[2]  # and in none after the third
+    assert brim.nn.pressure().foreseen > 0
+
+
+def test_without_pressure_nothing_is_dropped_and_no_more_is_held_than_torch_holds() -> None:
+    model, x = deep()
+    ours = converted(model)
+    step(model, x), step(ours, x)
+    model.zero_grad(set_to_none=True)
+    theirs = peak_of(lambda: step(model, x))
+    ours.zero_grad(set_to_none=True)
+    assert peak_of(lambda: step(ours, x)) <= 1.02 * theirs
+    found = brim.nn.pressure()
+    assert (found.requests, found.dropped, found.foreseen, found.recomputed) == (0, 0, 0, 0)
+
+
+def test_lengths_that_vary_recompute_where_they_are_long() -> None:
+    model, _ = deep()
+    ours = converted(model)
+    x = torch.randn(1024, 32)
+    step(ours, x)
+    ours.zero_grad(set_to_none=True)
+    whole = peak_of(lambda: step(ours, x))
+    ours.zero_grad(set_to_none=True)
+    gc.collect()
+    limit = brim.memory_stats("cpu").allocated + int(0.6 * whole)
+    lengths = random.Random(0)
+    for _ in range(40):
+        rows = lengths.randrange(8, 1025)
+        part = torch.randn(rows, 32, generator=torch.Generator().manual_seed(rows))
+        before = brim.nn.pressure()
+        with brim.budget(limit, "cpu"):
+            found = [each.clone() for each in step(ours, part)[:1]]
+        after = brim.nn.pressure()
+        if rows < 512:
+            assert after.recomputed == before.recomputed
+        assert equal(found, step(model, part)[:1])
+        model.zero_grad(set_to_none=True)
+        ours.zero_grad(set_to_none=True)
+    assert brim.nn.pressure().recomputed > 0
+
+
+def test_more_is_kept_again_when_there_is_room() -> None:
+    model, x = deep(3)
+    ours = converted(model)
+    step(ours, x)
+    ours.zero_grad(set_to_none=True)
+    whole = peak_of(lambda: step(ours, x))
+    ours.zero_grad(set_to_none=True)
+    gc.collect()
+    limit = brim.memory_stats("cpu").allocated + int(1.1 * whole)
+    in_the_way: Tensor | None = torch.empty(int(0.5 * whole), dtype=torch.uint8)
+
+    def foreseen() -> int:
+        before = brim.nn.pressure().foreseen
+        with brim.budget(limit, "cpu"):
+            step(ours, x)
+        ours.zero_grad(set_to_none=True)
+        return brim.nn.pressure().foreseen - before
+
+    for _ in range(3):
+        most = foreseen()
+    assert most > 0
+    del in_the_way
+    assert min(foreseen() for _ in range(40)) < most
+
+
+# -- Exact, or not dropped -------------------------------------------------------------------------
+
+
+def test_a_weight_that_changed_raises_instead_of_giving_another_gradient() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    brim.convert(model, recompute="auto")
+
+    def change() -> None:
+        drop_all()
+        with torch.no_grad():
+            model[1].bias.add_(1.0)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step(model, torch.randn(64, 8), change)
+
+
+def test_statistics_of_batch_norm_in_eval_mode_may_change() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8).eval(), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    ours = converted(model)
+    x = torch.randn(4, 3, 8, 8)
+
+    def change() -> None:
+        drop_all()
+        with torch.no_grad():
+            ours[1].train()(torch.randn(4, 8, 8, 8))
+        ours[1].eval()
+
+    assert equal(step(ours, x, change), step(model, x))
+
+
+def test_a_value_that_was_overwritten_is_computed_again() -> None:
+    norm, last = brim.nn.LayerNorm(16), brim.nn.Linear(16, 4)
+    for layer in (norm, last):
+        brim.convert(layer, recompute="auto")
+    x = torch.randn(32, 16, requires_grad=True)
+
+    def gradient(overwrites: bool) -> Tensor:
+        last.zero_grad()
+        middle = norm(x)
+        loss = last(middle).square().sum()
+        if overwrites:
+            with torch.no_grad():
+                middle.zero_()
+        loss.backward()
+        assert last.weight.grad is not None
+        return last.weight.grad.clone()
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+def test_what_the_program_holds_is_not_dropped() -> None:
+    norm, last = brim.nn.LayerNorm(256), brim.nn.Linear(256, 4)
+    for layer in (norm, last):
+        brim.convert(layer, recompute="auto")
+    middle = norm(torch.randn(512, 256, requires_grad=True))
+    loss = last(middle).sum()
+    drop_all()
+    assert brim.nn.pressure().dropped == 0
+    del middle
+    drop_all()
+    assert brim.nn.pressure().dropped == 1
+    loss.backward()
+
+
+def test_backward_twice_and_second_derivatives() -> None:
+    model = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 3)).double()
+    ours = converted(model)
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+
+    def second(net: nn.Module, drops: bool) -> list[Tensor]:
+        loss = net(x).square().sum()
+        if drops:
+            drop_all()
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        return list(torch.autograd.grad(first.square().sum(), [x, *net.parameters()], allow_unused=True))
+
+    for drops in (False, True):
+        for mine, theirs in zip(second(ours, drops), second(model, False), strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, theirs)
+    loss = ours(x).square().sum()
+    drop_all()
+    once = torch.autograd.grad(loss, list(ours.parameters()), retain_graph=True)
+    again = torch.autograd.grad(loss, list(ours.parameters()))
+    assert equal(list(once), list(again))
+
+
+def test_saved_tensor_hooks_see_all_that_is_kept() -> None:
+    model, x = deep(2)
+
+    def packed(net: nn.Module) -> int:
+        seen: list[int] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            seen.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            net(x.detach().requires_grad_()).sum().backward()
+        return sum(seen)
+
+    assert packed(converted(model)) >= packed(converted(model, None))
+    assert brim.nn.pressure().values == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_inside_of_a_checkpoint(reentrant: bool) -> None:
+    model, x = deep(3)
+    expected = step(model, x)
+    ours = converted(model)
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = ours
+
+        def forward(self, x: Tensor) -> Any:
+            for block in self.inner:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    assert equal(step(Checkpointed(), x, drop_all), expected)
+
+
+def test_two_threads_share_a_budget() -> None:
+    model, x = deep(4)
+    ours = [converted(model) for _ in range(2)]
+    expected = step(ours[0], x)[0]
+    for each in ours:
+        each.zero_grad(set_to_none=True)
+    whole = peak_of(lambda: step(ours[0], x))
+    ours[0].zero_grad(set_to_none=True)
+    gc.collect()
+    limit = brim.memory_stats("cpu").allocated + int(1.6 * whole)
+    wrong: list[object] = []
+
+    def train(net: nn.Module) -> None:
+        for _ in range(6):
+            try:
+                torch.manual_seed(1)
+                loss = net(x.detach().requires_grad_()).float().square().mean()
+                if not torch.equal(loss.detach(), expected):
+                    wrong.append(loss)
+                loss.backward()
+                del loss
+                net.zero_grad(set_to_none=True)
+            except torch.OutOfMemoryError:
+                net.zero_grad(set_to_none=True)  # the other thread holds the room
+            except Exception as error:
+                wrong.append(error)
+
+    with brim.budget(limit, "cpu"):
+        threads = [threading.Thread(target=train, args=(each,)) for each in ours]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert not wrong
+
+
+# -- With the rest of brim -------------------------------------------------------------------------
+
+
+def test_the_report_tells_what_was_given_up() -> None:
+    model, x = deep(2)
+    report = brim.convert(model, recompute="auto")
+    assert str(report.pressure) == "memory was never short: nothing was given up"
+    step(model, x, drop_all)
+    found = report.pressure
+    assert found.requests >= 1
+    assert found.dropped == found.recomputed > 0
+    assert f"giving up {found.dropped} values" in str(found)
+
+
+def test_convert_changes_the_level_of_a_model_and_restore_takes_it_back() -> None:
+    model, x = deep(2)
+    brim.convert(model, recompute="cheap")
+    report = brim.convert(model, recompute="auto")
+    assert {each.reason for each in report.changed} == {'recompute is "auto" now, it was "cheap"'}
+    brim.convert(model, recompute="products")
+    assert brim.nn.pressure().values == 0
+    brim.convert(model, recompute="auto")
+    held = model(x)
+    assert brim.nn.pressure().values > 0
+    del held
+    brim.restore(model)
+    step(model, x)
+    assert brim.nn.pressure().values == 0
+
+
+def test_a_region_can_be_automatic() -> None:
+    model, x = deep(2)
+    expected = step(model, x)
+
+    class InRegion(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Any:
+            with brim.saving("auto"):
+                return self.inner(x)
+
+    assert equal(step(InRegion(), x, drop_all), expected)
+    assert brim.nn.pressure().recomputed > 0
+
+
+@pytest.mark.parametrize("other", ["Cheap", "all", True, 2])
+def test_an_unknown_level_is_refused(other: Any) -> None:
+    with pytest.raises(ValueError, match='recompute must be None, "cheap", "products" or "auto"'):
+        brim.convert(nn.ReLU(), recompute=other)
+
+
+def test_accumulated_gradients_and_a_scaler() -> None:
+    model, x = deep(3)
+    ours = converted(model)
+
+    def train(net: nn.Module, between: Callable[[], object]) -> list[Tensor]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for part in x.chunk(4):
+            loss = net(part).square().mean()
+            between()
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return [p.detach().clone() for p in net.parameters()]
+
+    assert equal(train(ours, drop_all), train(model, lambda: None))
+
+
+def test_a_loop_that_holds_a_graph_for_ever_does_not_grow() -> None:
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+    brim.convert(model, recompute="auto")
+    held = model(torch.randn(2, 4))
+    for _ in range(200):
+        model(torch.randn(2, 4)).sum().backward()
+    assert brim.nn.pressure().values == 1
+    del held
