@@ -9,6 +9,7 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <ranges>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -49,21 +50,14 @@ constexpr std::size_t kMostPlans = 512;  // of loops whose shapes never come bac
 constexpr int kMostPatience = 1024;
 constexpr std::size_t kMostValues = std::size_t{1} << 16;  // of a step: a graph may live for ever
 
-/// As many bytes of a step's values go, of those that take least to be computed again.
-void give_up(Step& step, std::int64_t bytes) {
-  std::vector<Value*> by_work;
+/// The values of a step, from those that take least to be computed again.
+std::vector<Value*> by_work(Step& step) {
+  std::vector<Value*> values;
   for (Value& value : step) {
-    value.goes = false;
-    by_work.push_back(&value);
+    values.push_back(&value);
   }
-  std::ranges::stable_sort(by_work, {}, &Value::work);
-  for (Value* const value : by_work) {
-    if (bytes <= 0) {
-      break;
-    }
-    value->goes = true;
-    bytes -= value->bytes;
-  }
+  std::ranges::stable_sort(values, {}, &Value::work);
+  return values;
 }
 
 std::int64_t bytes_that_go(const Step& step) {
@@ -74,12 +68,24 @@ std::int64_t bytes_that_go(const Step& step) {
   return bytes;
 }
 
-std::int64_t least_that_goes(const Step& step) {
-  std::int64_t least = 0;
-  for (const Value& value : step) {
-    least = value.goes && (least == 0 || value.bytes < least) ? value.bytes : least;
+/// As many bytes go as now, of those that take least.
+void choose_again(Step& step) {
+  std::int64_t bytes = bytes_that_go(step);
+  for (Value* const value : by_work(step)) {
+    value->goes = bytes > 0;
+    bytes -= value->bytes;
   }
-  return least;
+}
+
+/// An eighth of what goes is kept again, of that which takes most.
+void keep_more(Step& step) {
+  std::int64_t bytes = std::max<std::int64_t>(bytes_that_go(step) / 8, 1);
+  for (Value* const value : by_work(step) | std::views::reverse) {
+    if (value->goes && bytes > 0) {
+      value->goes = false;
+      bytes -= value->bytes;
+    }
+  }
 }
 
 }  // namespace
@@ -150,7 +156,7 @@ struct Device {
   /// see whether there is room again.
   void end_step() {
     if (is_short) {
-      give_up(step, bytes_that_go(step));
+      choose_again(step);
       if (plan == nullptr) {
         if (plans.size() >= kMostPlans) {
           plans.clear();
@@ -162,8 +168,7 @@ struct Device {
       plan->step = std::move(step);
       plan->served = 0;
     } else if (plan != nullptr && ++plan->served >= plan->patience) {
-      const std::int64_t bytes = bytes_that_go(plan->step);
-      give_up(plan->step, bytes - std::max(bytes / 8, least_that_goes(plan->step)));
+      keep_more(plan->step);
       plan->served = 0;
       plan->is_tried = true;
     }
