@@ -15,13 +15,17 @@ def inject_oom(at: int = 1, count: int = 1, device: DeviceLike = "cpu") -> OomIn
         at: the first allocation that fails, counted from 1 at the start of the block, over all
             threads.
         count: how many fail in a row from there.
-        device: the CPU; on an accelerator, use a small `brim.budget`, which fails for real.
+        device: the CPU, or CUDA (all devices together); on other accelerators, use a small
+            `brim.budget`, which fails for real. What layers keep only while there is room
+            (`brim.convert(model, recompute="auto")`) is given up first, and the allocation is
+            tried, and counted, again.
 
     Returns:
         A context manager with the counts `allocations` and `failures`.
 
     Raises:
-        ValueError: if `at` or `count` is below 1, or the device is not the CPU.
+        ValueError: if `at` or `count` is below 1, or the device is neither the CPU nor CUDA.
+        NotImplementedError: on CUDA, if its allocator is not torch's own.
 
     Example:
         >>> import brim, torch

@@ -111,7 +111,9 @@ def convert(
             convolution or linear layer whose output is larger than its input (the first of an MLP,
             the last of a bottleneck) runs again in backward, so that the activation or
             normalisation after it does not keep that output: the least memory, and about a tenth
-            more work per step. None: neither. Also for what an earlier `convert` made brim's, so
+            more work per step. "auto": nothing before memory is short; then values that "products"
+            would not keep are dropped, just enough, and backward computes them again
+            (docs/explanation/nn.md, "Only when memory is short"). None: neither. Also for what an earlier `convert` made brim's, so
             the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
             where this is None. Under torch.compile it tells the compiler's partitioner to do the
             same (docs/explanation/nn.md, "Works with").

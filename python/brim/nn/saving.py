@@ -37,7 +37,8 @@ def saving(recompute: str | None = None) -> Saving:
     Args:
         recompute: "cheap": the functions keep nothing that those before them can recompute in
             backward, as with `brim.convert(model, recompute="cheap")`. "products": the same, and
-            linear layers and convolutions run again as with `recompute="products"` there.
+            linear layers and convolutions run again as with `recompute="products"` there. "auto":
+            the same, when memory is short.
 
     Returns:
         A context manager, which can be entered again.

@@ -1,6 +1,9 @@
+#include <brim/memory/budget.h>
 #include <brim/memory/peak_meter.h>
+#include <brim/memory/stats.h>
 #include <brim/nn/convert.h>
 #include <brim/nn/modules.h>
+#include <brim/nn/pressure.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -232,6 +235,42 @@ TEST(Convert, ProductsAreSetWithRecomputeAndUnsetWithout) {
   EXPECT_TRUE(model->at<Conv2dImpl>(0).runs_again);
   convert(*model, {.recompute = true});
   EXPECT_FALSE(model->at<Conv2dImpl>(0).runs_again);
+}
+
+TEST(Convert, AutomaticLayersKeepEverythingUntilMemoryIsShort) {
+  at::manual_seed(0);
+  const auto linear = [](int in, int out) { return torch::nn::Linear(in, out); };
+  Sequential model;
+  for (int i = 0; i < 4; ++i) {
+    model->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+    model->push_back(linear(16, 64));
+    model->push_back(torch::nn::GELU());
+    model->push_back(linear(64, 16));
+  }
+  const Tensor x = at::randn({256, 16});
+  const auto gradient = [&] {
+    model->zero_grad();
+    model->forward(x).square().mean().backward();
+    return model[1]->as<torch::nn::Module>()->named_parameters()["weight"].grad().clone();
+  };
+  const Tensor expected = gradient();
+  convert(*model, {.automatic = true});
+  reset_pressure();
+  PeakMeter meter(at::kCPU);
+  EXPECT_TRUE(gradient().equal(expected));
+  const std::int64_t peak = meter.peak();
+  EXPECT_EQ(pressure().recomputed, 0);
+  {
+    const Budget budget(memory_stats(at::kCPU).allocated + peak / 2, at::kCPU);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(gradient().equal(expected));
+    }
+  }
+  const Pressure found = pressure();
+  EXPECT_GT(found.dropped_bytes, 0);
+  EXPECT_GT(found.foreseen, 0) << "the second step knew";
+  EXPECT_GT(found.recomputed, 0);
+  EXPECT_EQ(found.values, 0) << "no graph is left";
 }
 
 TEST(Convert, RestorePutsTorchsLayersBack) {

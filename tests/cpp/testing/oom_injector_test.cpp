@@ -199,8 +199,8 @@ TEST(OomInjector, WrongArgumentsAreRefused) {
     EXPECT_CONTAINS(count, "count must be 1 or more, got " + number);
   }
   EXPECT_CONTAINS(
-      tests::message_of<c10::ValueError>([] { OomInjector(1, 1, c10::Device("cuda:0")); }),
-      "device must be cpu, got cuda:0");
+      tests::message_of<c10::ValueError>([] { OomInjector(1, 1, c10::Device("mps:0")); }),
+      "device must be cpu or cuda, got mps:0");
   EXPECT_EQ(attempts(2), "..") << "a refused injector injects nothing";
 }
 
