@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["in_compiled_code", "runs_again"]
@@ -36,12 +36,10 @@ _before: dict[str, bool] = {}  # what the user asked for, while a graph of ours 
 
 
 def in_compiled_code(recompute: bool | str | None) -> bool:
-    """Whether Dynamo traces this; then `recompute` is meant for the graph that it makes."""
-    if not is_dynamo_compiling():
-        return False
-    if recompute:
+    """Whether this is traced for a graph. If by Dynamo, `recompute` is meant for that graph."""
+    if recompute and is_dynamo_compiling():
         _recompute()
-    return True
+    return is_compiling()
 
 
 def _recompute() -> bool:
