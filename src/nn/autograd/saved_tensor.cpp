@@ -1,10 +1,14 @@
 #include "nn/autograd/saved_tensor.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <brim/memory/out_of_memory.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstring>
+
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 
 namespace brim::nn {
 namespace {
@@ -12,10 +16,35 @@ namespace {
 /// Whether both halves of the copy are as well aligned as a copy of each would be: kernels choose
 /// by that how they sum.
 bool fit_in_one_copy(const at::Tensor& one, const at::Tensor& other) {
-  constexpr std::int64_t kAlignment = 64;
-  return one.defined() && other.defined() && one.is_cuda() && !is_traced(one) && one.dim() > 0 &&
-         one.sizes() == other.sizes() && one.dtype() == other.dtype() &&
-         one.device() == other.device() && one.nbytes() % kAlignment == 0;
+  constexpr std::size_t kAlignment = 64;
+  return one.defined() && other.defined() && !is_traced(one) && !is_traced(other) &&
+         is_known(one) && is_known(other) && !one.is_meta() && one.sizes() == other.sizes() &&
+         one.dtype() == other.dtype() && one.device() == other.device() && one.is_contiguous() &&
+         other.is_contiguous() && one.nbytes() % kAlignment == 0;
+}
+
+at::Tensor copy_two_anywhere(const at::Tensor& one, const at::Tensor& other) {
+  return at::cat({one.view(-1), other.view(-1)});
+}
+
+at::Tensor copy_two_cpu(const at::Tensor& one, const at::Tensor& other) {
+  at::Tensor both = at::empty({2 * one.numel()}, one.options());
+  auto* const to = static_cast<char*>(both.mutable_data_ptr());
+  std::memcpy(to, one.const_data_ptr(), one.nbytes());
+  std::memcpy(to + one.nbytes(), other.const_data_ptr(), one.nbytes());
+  return both;
+}
+
+/// Both tensors, dense and of one size, one after the other.
+const Operator<copy_two_anywhere> kCopyTwo("copy_two(Tensor one, Tensor other) -> Tensor",
+                                           {.cpu = copy_two_cpu});
+
+/// A part of what kCopyTwo gave. Without the dispatcher, which takes longer than the copy.
+at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor& like) {
+  at::Tensor part = both.variable_data();
+  part.unsafeGetTensorImpl()->set_storage_offset(offset);
+  part.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
+  return part;
 }
 
 }  // namespace
@@ -81,9 +110,9 @@ bool Kept::freeze(Kept& first, Kept& second, const c10::SymInt& most) {
     return first.freeze(most) && second.freeze(most);
   }
   const BelowAutograd below;
-  const at::Tensor both = at::cat({*one, *other});
-  first.set_frozen(*one, both.narrow(0, 0, one->size(0)));
-  second.set_frozen(*other, both.narrow(0, one->size(0), one->size(0)));
+  const at::Tensor both = kCopyTwo(*one, *other);
+  first.set_frozen(*one, part_of(both, 0, *one));
+  second.set_frozen(*other, part_of(both, one->numel(), *other));
   return true;
 }
 

@@ -36,7 +36,7 @@ class Kept {
   /// @returns false if it has more, was written to already, or its memory is gone
   [[nodiscard]] bool freeze(const c10::SymInt& most);
 
-  /// The same for two, in one copy where that can be: on a GPU each copy takes the host 20 us.
+  /// The same for two, in one copy where that can be.
   [[nodiscard]] static bool freeze(Kept& first, Kept& second, const c10::SymInt& most);
 
   /// At forward, for what is too large to be copied: whether lend() can give it. Not if it was

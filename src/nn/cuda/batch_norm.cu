@@ -214,6 +214,16 @@ void launch_normalise(const ChannelNorm& norm, const void* in, const void* added
   });
 }
 
+/// By 2 bytes, as which all types are aligned.
+__global__ void copy_two_kernel(const std::uint16_t* one, const std::uint16_t* other,
+                                std::uint16_t* out, const std::int64_t count) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) {
+    out[i] = one[i];
+    out[count + i] = other[i];
+  }
+}
+
 // -- Backward ---------------------------------------------------------------------------------
 
 /// Sums of a warp, in its first lane.
@@ -394,6 +404,13 @@ void normalise(Number type, int formula, const ChannelNorm& norm, const void* in
     }
     run(std::integral_constant<int, kScale>());
   });
+}
+
+void copy_two(const void* one, const void* other, void* out, std::int64_t bytes,
+              cudaStream_t stream) {
+  copy_two_kernel<<<blocks_for(bytes / 2), kThreads, 0, stream>>>(
+      static_cast<const std::uint16_t*>(one), static_cast<const std::uint16_t*>(other),
+      static_cast<std::uint16_t*>(out), bytes / 2);
 }
 
 std::int64_t parts_of(const ChannelBlocks& blocks) {
