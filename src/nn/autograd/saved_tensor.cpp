@@ -49,7 +49,7 @@ at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor
 
 }  // namespace
 
-bool Kept::needs_copy() const { return !is_frozen_ && hooks_in_force() == nullptr; }
+bool Kept::needs_copy() const { return !frozen_ && hooks_in_force() == nullptr; }
 
 /// The tensor, which may be undefined; nothing if it cannot be copied.
 std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
@@ -69,13 +69,13 @@ std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
   return is_small && !is_gone ? std::optional(std::move(tensor)) : std::nullopt;
 }
 
-void Kept::set_frozen(const at::Tensor& tensor, const at::Tensor& copy) {
+Kept::Frozen::Frozen(const at::Tensor& tensor, const at::Tensor& values) : copy(values, false) {
   if (tensor.requires_grad()) {
-    edge_ = torch::autograd::impl::gradient_edge(tensor);
+    edge = torch::autograd::impl::gradient_edge(tensor);
   }
-  frozen_ = torch::autograd::SavedVariable(copy, false);
-  is_frozen_ = true;
 }
+
+at::Tensor Kept::Frozen::lend() const { return with_history(copy.unpack(), edge); }
 
 bool Kept::is_there() {
   if (hooks_in_force() != nullptr) {
@@ -98,7 +98,7 @@ bool Kept::freeze(const c10::SymInt& most) {
   const auto tensor = to_copy(most);
   if (tensor && tensor->defined()) {
     const BelowAutograd below;
-    set_frozen(*tensor, tensor->clone());
+    frozen_ = std::make_unique<Frozen>(*tensor, tensor->clone());
   }
   return tensor.has_value();
 }
@@ -111,12 +111,10 @@ bool Kept::freeze(Kept& first, Kept& second, const c10::SymInt& most) {
   }
   const BelowAutograd below;
   const at::Tensor both = kCopyTwo(*one, *other);
-  first.set_frozen(*one, part_of(both, 0, *one));
-  second.set_frozen(*other, part_of(both, one->numel(), *other));
+  first.frozen_ = std::make_unique<Frozen>(*one, part_of(both, 0, *one));
+  second.frozen_ = std::make_unique<Frozen>(*other, part_of(both, one->numel(), *other));
   return true;
 }
-
-at::Tensor Kept::lend_frozen() const { return with_history(frozen_.unpack(), edge_); }
 
 at::Tensor Kept::unpack(torch::autograd::Node* owner) {
   // Without its place in the graph: held here, it would hold its own node.

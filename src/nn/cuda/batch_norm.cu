@@ -49,13 +49,13 @@ struct Affine {
 
   Affine() = default;
 
-  __device__ Affine(W weight, W bias, W mean, W invstd)
-      : weight(weight), mean(mean), invstd(invstd), bias(bias) {
+  __device__ Affine(W factor, W added, W centre, W spread)
+      : weight(factor), mean(centre), invstd(spread), bias(added) {
     if constexpr (kFormula == 1 || kFormula == 2) {
-      this->weight = __fmul_rn(weight, invstd);
+      weight = __fmul_rn(weight, invstd);
     }
     if constexpr (kFormula == 1) {
-      this->bias = __fsub_rn(bias, __fmul_rn(mean, this->weight));
+      bias = __fsub_rn(bias, __fmul_rn(mean, weight));
     }
   }
 
