@@ -13,14 +13,17 @@
 namespace brim::nn {
 namespace {
 
-/// Whether both halves of the copy are as well aligned as a copy of each would be: kernels choose
-/// by that how they sum.
+/// Whether both halves of the copy are as well aligned as a copy of each would be (a line; the
+/// widest load of a GPU): kernels choose by that how they sum.
 bool fit_in_one_copy(const at::Tensor& one, const at::Tensor& other) {
-  constexpr std::size_t kAlignment = 64;
-  return one.defined() && other.defined() && !is_traced(one) && !is_traced(other) &&
-         is_known(one) && is_known(other) && !one.is_meta() && one.sizes() == other.sizes() &&
-         one.dtype() == other.dtype() && one.device() == other.device() && one.is_contiguous() &&
-         other.is_contiguous() && one.nbytes() % kAlignment == 0;
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return tensor.defined() && (tensor.key_set() | kKnownKeys) == kKnownKeys &&
+           is_known_type(tensor.scalar_type()) && !is_traced(tensor) && !tensor.is_meta() &&
+           tensor.is_contiguous();
+  };
+  return is_plain(one) && is_plain(other) && one.sizes() == other.sizes() &&
+         one.dtype() == other.dtype() && one.device() == other.device() &&
+         one.nbytes() % (one.is_cuda() ? 32 : 64) == 0;
 }
 
 at::Tensor copy_two_anywhere(const at::Tensor& one, const at::Tensor& other) {
