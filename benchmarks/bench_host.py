@@ -72,6 +72,36 @@ class Inverted(nn.Module):
         return y
 
 
+class Scaled(nn.Module):
+    """A block of ConvNeXt, with LayerScale."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.deep = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.act, self.down = nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width)
+        self.scale = nn.Parameter(torch.full((width,), 1e-2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        y = self.scale * self.down(self.act(self.up(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+class Diffusion(nn.Module):
+    """A block of a U-Net for diffusion, with GroupNorm and SiLU."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norm, self.last = nn.GroupNorm(2, width), nn.GroupNorm(2, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(F.silu(self.norm(x)))
+        y = self.second(F.silu(self.last(y)))
+        return x + y
+
+
 class Window(nn.Module):
     """A block of Swin: attention written out, and an MLP."""
 
@@ -121,6 +151,8 @@ NETWORKS: Mapping[str, Callable[[], Any]] = {
     "squeeze-excite": lambda: images(SqueezeExcite),
     "residual block": lambda: images(Residual),
     "EfficientNet's block": lambda: images(Inverted),
+    "ConvNeXt's block": lambda: images(Scaled),
+    "U-Net's block": lambda: images(Diffusion),
     "Swin's block": lambda: tokens(Window),
     "BERT": lambda: language("Bert", SMALL | {"num_attention_heads": 2}),
     "GPT-2": lambda: language("GPT2", {"n_embd": 16, "n_layer": 2, "n_head": 2}),

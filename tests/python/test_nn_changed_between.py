@@ -116,12 +116,12 @@ def test_a_layer_alone(case: Case, train: bool) -> None:
     compare(torchs, ours, case.input(torch.float32), CHANGES)
 
 
-NORMS: dict[str, Callable[[], nn.Module]] = {
-    "BatchNorm1d": lambda: nn.BatchNorm1d(8),
-    "LayerNorm": lambda: nn.LayerNorm(8),
-    "GroupNorm": lambda: nn.GroupNorm(2, 8),
-    "RMSNorm": lambda: nn.RMSNorm(8),
-    "GELU": nn.GELU,
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "BatchNorm1d": nn.BatchNorm1d,
+    "LayerNorm": nn.LayerNorm,
+    "GroupNorm": lambda width: nn.GroupNorm(2, width),
+    "RMSNorm": nn.RMSNorm,
+    "GELU": lambda width: nn.GELU(),
 }
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "ReLU": nn.ReLU,
@@ -134,11 +134,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class Residual(nn.Module):
     """Two blocks, the second with a sum: everything that can be asked for its value again."""
 
-    def __init__(self, norm: str, activation: str) -> None:
+    def __init__(self, norm: str, activation: str, width: int = 8) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.linears = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
-        self.norms = nn.ModuleList([NORMS[norm]() for _ in range(2)])
+        self.linears = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.norms = nn.ModuleList([NORMS[norm](width) for _ in range(2)])
         self.activation = ACTIVATIONS[activation]()
         for name, parameter in self.norms.named_parameters():
             nn.init.normal_(parameter, float("weight" in name), 0.5)
@@ -156,16 +156,19 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("recompute", [None, "cheap"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+    ("train", "width"),  # a weight and a bias of 64 bytes each are copied together
+    [(True, 16), (False, 8)],
+)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_layers_that_give_values_again(
-    norm: str, activation: str, train: bool, recompute: str | None
+    norm: str, activation: str, train: bool, width: int, recompute: str | None
 ) -> None:
-    torchs = Residual(norm, activation).train(train)
+    torchs = Residual(norm, activation, width).train(train)
     ours = copy.deepcopy(torchs)
     brim.convert(ours, recompute=recompute)
-    x = torch.randn(6, 8)
+    x = torch.randn(6, width)
     changes = CHANGES | {
         f"value {i} in place": lambda net, i=i: in_place(net.values[i]) for i in range(6)
     }

@@ -274,7 +274,7 @@ def test_what_was_not_chosen_is_reported() -> None:
         (
             {"recompute": "all"},
             ValueError,
-            'recompute must be None, "cheap" or "products", got \'all\'',
+            'recompute must be None, "cheap", "products" or "auto", got \'all\'',
         ),
         ({"recompute": True}, ValueError, "recompute must be"),
         ({"functions": "no"}, TypeError, "functions must be True or False, got 'no'"),

@@ -106,6 +106,20 @@ def warm_up(step: Callable[[], object]) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
+def captured_step(model: nn.Module, static: Tensor, autocast: bool) -> tuple[Any, Tensor]:
+    """A graph of forward and backward, and the loss that each replay writes.
+
+    It reads `static`, which the caller holds.
+    """
+    warm_up(lambda: eager_step(model, static, autocast))
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = loss_of(model, static, autocast)
+        loss.backward()  # type: ignore[no-untyped-call]
+    return graph, loss.detach()
+
+
 def close(ours: list[Tensor], theirs: list[Tensor], autocast: bool) -> None:
     tolerance = {"rtol": 2e-2, "atol": 2e-3} if autocast else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(ours, theirs, **tolerance)
@@ -119,16 +133,11 @@ def test_a_captured_step_gives_the_gradients_of_torch(
 ) -> None:
     ours, torchs, inputs = made(make, recompute)
     static = inputs[0].clone()
-    warm_up(lambda: eager_step(ours, static, autocast))
-    ours.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = loss_of(ours, static, autocast)
-        loss.backward()  # type: ignore[no-untyped-call]
+    graph, loss = captured_step(ours, static, autocast)
     for x in inputs:
         static.copy_(x)
         graph.replay()
-        close([loss.detach(), *gradients(ours)], eager_step(torchs, x, autocast), autocast)
+        close([loss, *gradients(ours)], eager_step(torchs, x, autocast), autocast)
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch's own as well
@@ -184,16 +193,11 @@ def test_a_whole_step_with_the_optimizer_trains_as_torch(recompute: str | None) 
 def test_each_replay_draws_other_numbers_for_dropout(make: Make, recompute: str | None) -> None:
     ours, _, inputs = made(make, recompute, p=0.5)
     static = inputs[0].clone()
-    warm_up(lambda: eager_step(ours, static, False))
-    ours.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = loss_of(ours, static, False)
-        loss.backward()  # type: ignore[no-untyped-call]
+    graph, loss = captured_step(ours, static, autocast=False)
     results = []
     for _ in range(2):
         graph.replay()
-        results.append([loss.detach().clone(), *gradients(ours)])
+        results.append([loss.clone(), *gradients(ours)])
     assert not torch.equal(results[0][0], results[1][0])
     assert all(torch.isfinite(each).all() for each in results[1])
 

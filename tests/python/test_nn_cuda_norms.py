@@ -231,6 +231,36 @@ def test_batch_norm_is_given_again_where_packs_cross_channels(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 8, 8), (7, 16, 7, 7), (5, 5, 3, 3), (8, 5, 3, 3), (9, 16, 128, 129)], ids=str
+)
+def test_batch_norm_gives_an_element_the_same_bits_wherever_it_lies(
+    shape: tuple[int, ...], last: bool, dtype: torch.dtype
+) -> None:
+    order = torch.channels_last if last else torch.contiguous_format
+    x, added = (torch.randn(shape, device="cuda").to(dtype, memory_format=order) for _ in range(2))
+    params = [*torch.randn(3, shape[1], device="cuda"), torch.rand(shape[1], device="cuda")]
+
+    def run(formula: int, *, one: int | None = None, offset: int = 0) -> torch.Tensor:
+        each = slice(None) if one is None else slice(one, one + 1)
+        given = []
+        for tensor in (x, added):
+            dense = tensor[:, each].contiguous(memory_format=order)
+            room = torch.empty(dense.numel() + offset, dtype=dtype, device="cuda")[offset:]
+            given.append(room.as_strided(dense.shape, dense.stride(), offset).copy_(dense))
+        values = [value[each] for value in params]
+        y = torch.ops.brim.batch_norm_normalise(given[0], *values, 1e-5, formula, given[1], True)
+        return y.contiguous()
+
+    for formula in range(3):
+        whole = run(formula)
+        alone = [run(formula, one=channel) for channel in range(shape[1])]
+        assert torch.equal(whole, torch.cat(alone, 1))
+        assert torch.equal(whole, run(formula, offset=1))  # not aligned: element by element
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("shape", [(3, 12, 7, 5), (2, 8, 16), (2, 64, 64, 64), (5, 320, 8, 8)])
 @LOW
 def test_group_norm_is_given_again_from_its_statistics(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["asking", "in_compiled_code", "runs_again"]
@@ -46,15 +46,13 @@ _before: dict[str, bool] = {}  # what the user asked for, while a graph of ours 
 
 
 def in_compiled_code(recompute: int | str | None) -> bool:
-    """Whether Dynamo traces this; then `recompute` is meant for the graph that it makes.
+    """Whether this is traced for a graph. If by Dynamo, `recompute` is meant for that graph.
 
     Compiled code cannot drop what it keeps: "auto" leaves it to the compiler.
     """
-    if not is_dynamo_compiling():
-        return False
-    if recompute and recompute not in (IF_SHORT, "auto"):
+    if recompute and recompute not in (IF_SHORT, "auto") and is_dynamo_compiling():
         _recompute()
-    return True
+    return is_compiling()
 
 
 def _recompute() -> bool:

@@ -68,7 +68,8 @@ def via_dispatcher(name: str, *args: Any) -> Any:
     compiling = is_compiling()
     is_product = name in _PRODUCTS
     again = is_product and args[-1] is True and args[-2] != IF_SHORT
-    asks = name in _ASK and (again or args[-1 - is_product] is True) and in_compiled_code(True)
+    asks = name in _ASK and (again or args[-1 - is_product] is True) and is_dynamo_compiling()
+    in_compiled_code(asks)
     # The flag itself: up to torch 2.11, is_exporting() is true whenever torch.compile traces.
     leaves = torch.compiler._is_exporting_flag if compiling else _jit.is_tracing()
     in_graphs = name.removesuffix("_") in _IN_GRAPHS and (is_product or not asks)
@@ -100,7 +101,8 @@ def check_arguments(name: str, *args: object) -> None:
     """
     schema = getattr(torch.ops.brim, name).default._schema
     for argument, value in zip(schema.arguments, args, strict=False):
-        allowed, types = _ALLOWED.get(str(argument.type), ("", object))
+        kind = "bool" if argument.name == "recompute" else str(argument.type)
+        allowed, types = _ALLOWED.get(kind, ("", object))
         if not isinstance(value, types) and not hasattr(type(value), "__torch_function__"):
             raise TypeError(
                 f"{argument.name} must be {allowed}, got {reprlib.repr(value)} "

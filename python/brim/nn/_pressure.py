@@ -62,5 +62,12 @@ def pressure() -> Pressure:
 
 
 def reset_pressure() -> None:
-    """Count from zero again, and forget what earlier steps needed."""
+    """Count from zero again, and forget what earlier steps needed.
+
+    Example:
+        >>> import brim
+        >>> brim.nn.reset_pressure()
+        >>> str(brim.nn.pressure())
+        'memory was never short: nothing was given up'
+    """
     _C.reset_pressure()

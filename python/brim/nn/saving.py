@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from brim import _C
 from brim._arguments import runs_in_parts
@@ -57,7 +56,7 @@ def saving(recompute: str | None = None) -> Saving:
     """
     check_recompute(recompute)
     # What torch.compile traces is not in a region, and it knows this block.
-    is_traced = in_compiled_code(recompute) or is_compiling()
+    is_traced = in_compiled_code(recompute)
     return cast("Saving", contextlib.nullcontext()) if is_traced else Saving(recompute)
 
 

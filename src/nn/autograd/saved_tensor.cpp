@@ -1,26 +1,58 @@
 #include "nn/autograd/saved_tensor.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <brim/memory/out_of_memory.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstring>
+
 #include "nn/autograd/node.h"
+#include "nn/autograd/operator.h"
 
 namespace brim::nn {
 namespace {
 
-/// Whether both halves of the copy are as well aligned as a copy of each would be: kernels choose
-/// by that how they sum.
+/// Whether both halves of the copy are as well aligned as a copy of each would be (a line; the
+/// widest load of a GPU): kernels choose by that how they sum.
 bool fit_in_one_copy(const at::Tensor& one, const at::Tensor& other) {
-  constexpr std::int64_t kAlignment = 64;
-  return one.defined() && other.defined() && one.is_cuda() && !is_traced(one) && one.dim() > 0 &&
-         one.sizes() == other.sizes() && one.dtype() == other.dtype() &&
-         one.device() == other.device() && one.nbytes() % kAlignment == 0;
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return tensor.defined() && (tensor.key_set() | kKnownKeys) == kKnownKeys &&
+           is_known_type(tensor.scalar_type()) && !is_traced(tensor) && !tensor.is_meta() &&
+           tensor.is_contiguous();
+  };
+  return is_plain(one) && is_plain(other) && one.sizes() == other.sizes() &&
+         one.dtype() == other.dtype() && one.device() == other.device() &&
+         one.nbytes() % (one.is_cuda() ? 32 : 64) == 0;
+}
+
+at::Tensor copy_two_anywhere(const at::Tensor& one, const at::Tensor& other) {
+  return at::cat({one.view(-1), other.view(-1)});
+}
+
+at::Tensor copy_two_cpu(const at::Tensor& one, const at::Tensor& other) {
+  at::Tensor both = at::empty({2 * one.numel()}, one.options());
+  auto* const to = static_cast<char*>(both.mutable_data_ptr());
+  std::memcpy(to, one.const_data_ptr(), one.nbytes());
+  std::memcpy(to + one.nbytes(), other.const_data_ptr(), one.nbytes());
+  return both;
+}
+
+/// Both tensors, dense and of one size, one after the other.
+const Operator<copy_two_anywhere> kCopyTwo("copy_two(Tensor one, Tensor other) -> Tensor",
+                                           {.cpu = copy_two_cpu});
+
+/// A part of what kCopyTwo gave. Without the dispatcher, which takes longer than the copy.
+at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor& like) {
+  at::Tensor part = both.variable_data();
+  part.unsafeGetTensorImpl()->set_storage_offset(offset);
+  part.unsafeGetTensorImpl()->set_sizes_contiguous(like.sizes());
+  return part;
 }
 
 }  // namespace
 
-bool Kept::needs_copy() const { return !is_frozen_ && hooks_in_force() == nullptr; }
+bool Kept::needs_copy() const { return !frozen_ && hooks_in_force() == nullptr; }
 
 /// The tensor, which may be undefined; nothing if it cannot be copied.
 std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
@@ -40,13 +72,13 @@ std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
   return is_small && !is_gone ? std::optional(std::move(tensor)) : std::nullopt;
 }
 
-void Kept::set_frozen(const at::Tensor& tensor, const at::Tensor& copy) {
+Kept::Frozen::Frozen(const at::Tensor& tensor, const at::Tensor& values) : copy(values, false) {
   if (tensor.requires_grad()) {
-    edge_ = torch::autograd::impl::gradient_edge(tensor);
+    edge = torch::autograd::impl::gradient_edge(tensor);
   }
-  frozen_ = torch::autograd::SavedVariable(copy, false);
-  is_frozen_ = true;
 }
+
+at::Tensor Kept::Frozen::lend() const { return with_history(copy.unpack(), edge); }
 
 bool Kept::is_there() {
   if (hooks_in_force() != nullptr) {
@@ -69,7 +101,7 @@ bool Kept::freeze(const c10::SymInt& most) {
   const auto tensor = to_copy(most);
   if (tensor && tensor->defined()) {
     const BelowAutograd below;
-    set_frozen(*tensor, tensor->clone());
+    frozen_ = std::make_unique<Frozen>(*tensor, tensor->clone());
   }
   return tensor.has_value();
 }
@@ -81,13 +113,11 @@ bool Kept::freeze(Kept& first, Kept& second, const c10::SymInt& most) {
     return first.freeze(most) && second.freeze(most);
   }
   const BelowAutograd below;
-  const at::Tensor both = at::cat({*one, *other});
-  first.set_frozen(*one, both.narrow(0, 0, one->size(0)));
-  second.set_frozen(*other, both.narrow(0, one->size(0), one->size(0)));
+  const at::Tensor both = kCopyTwo(*one, *other);
+  first.frozen_ = std::make_unique<Frozen>(*one, part_of(both, 0, *one));
+  second.frozen_ = std::make_unique<Frozen>(*other, part_of(both, one->numel(), *other));
   return true;
 }
-
-at::Tensor Kept::lend_frozen() const { return with_history(frozen_.unpack(), edge_); }
 
 at::Tensor Kept::unpack(torch::autograd::Node* owner) {
   // Without its place in the graph: held here, it would hold its own node.

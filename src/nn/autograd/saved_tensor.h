@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <memory>
 #include <optional>
 
 #include "nn/autograd/for_this_backward.h"
@@ -36,7 +37,7 @@ class Kept {
   /// @returns false if it has more, was written to already, or its memory is gone
   [[nodiscard]] bool freeze(const c10::SymInt& most);
 
-  /// The same for two, in one copy where that can be: on a GPU each copy takes the host 20 us.
+  /// The same for two, in one copy where that can be.
   [[nodiscard]] static bool freeze(Kept& first, Kept& second, const c10::SymInt& most);
 
   /// At forward, for what is too large to be copied: whether lend() can give it. Not if it was
@@ -47,8 +48,8 @@ class Kept {
   /// @throws c10::Error if there is no copy and its memory was taken away, as FSDP does with
   /// parameters.
   [[nodiscard]] at::Tensor lend(torch::autograd::Node* owner = nullptr) {
-    if (is_frozen_) {
-      return lend_frozen();
+    if (frozen_) {
+      return frozen_->lend();
     }
     at::Tensor tensor = lent_.get();
     if (!tensor.defined()) {
@@ -75,22 +76,26 @@ class Kept {
   void release() {
     saved_.reset_data();
     lent_.reset();
-    frozen_.reset_data();
-    is_frozen_ = false;
+    frozen_.reset();
   }
 
  private:
+  /// A copy, and where its source is in the graph.
+  struct Frozen {
+    Frozen(const at::Tensor& tensor, const at::Tensor& values);
+    [[nodiscard]] at::Tensor lend() const;
+
+    torch::autograd::SavedVariable copy;  // so that hooks that watch see it
+    torch::autograd::Edge edge;
+  };
+
   [[nodiscard]] bool needs_copy() const;
   [[nodiscard]] std::optional<at::Tensor> to_copy(const c10::SymInt& most) const;
-  void set_frozen(const at::Tensor& tensor, const at::Tensor& copy);
-  [[nodiscard]] at::Tensor lend_frozen() const;
   [[nodiscard]] at::Tensor unpack(torch::autograd::Node* owner);
 
   torch::autograd::SavedVariable saved_;
   ForThisBackward lent_;
-  torch::autograd::SavedVariable frozen_;  // so that hooks that watch see it
-  bool is_frozen_ = false;
-  torch::autograd::Edge edge_;  // where the frozen tensor is in the graph
+  std::unique_ptr<Frozen> frozen_;
 };
 
 }  // namespace brim::nn

@@ -36,6 +36,15 @@ at::Tensor normalise_op(const at::Tensor& input, const MaybeTensor& weight, cons
   return output;
 }
 
+at::Tensor copy_two_op(const at::Tensor& one, const at::Tensor& other) {
+  at::Tensor both = at::empty({2 * one.numel()}, one.options());
+  launch_on(one, [&](cudaStream_t stream) {
+    copy_two(one.const_data_ptr(), other.const_data_ptr(), both.mutable_data_ptr(),
+             static_cast<std::int64_t>(one.nbytes()), stream);
+  });
+  return both;
+}
+
 at::Tensor scale_channels_op(const at::Tensor& grad, const MaybeTensor& weight,
                              const at::Tensor& running_var, double eps) {
   return normalise_op(grad.contiguous(grad.suggest_memory_format()),
@@ -77,6 +86,7 @@ bool is_capturing_op(const at::Tensor& /*of*/) {
 TORCH_LIBRARY_IMPL(brim, CUDA, m) {
   m.impl("batch_norm_normalise", normalise_op);
   m.impl("batch_norm_eval_backward", eval_backward_op);
+  m.impl("copy_two", copy_two_op);
   m.impl("scale_channels", scale_channels_op);
   m.impl("is_capturing", is_capturing_op);
 }

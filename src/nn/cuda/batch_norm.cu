@@ -1,5 +1,7 @@
 #include "nn/cuda/batch_norm.h"
 
+#include <algorithm>
+
 #include "nn/cuda/launch.cuh"
 
 namespace brim::nn::cuda {
@@ -20,10 +22,14 @@ struct Norm {
   __device__ Wide<T> bias_of(unsigned c) const {
     return bias == nullptr ? Wide<T>(0) : static_cast<Wide<T>>(widen<P>(bias[c]));
   }
-  __device__ Wide<T> mean_of(unsigned c) const { return static_cast<Wide<T>>(widen<P>(mean[c])); }
-  __device__ Wide<T> invstd_of(unsigned c) const {
-    const auto value = static_cast<Wide<T>>(widen<P>(spread[c]));
+  __device__ Wide<T> mean_of(unsigned c) const {
+    return mean == nullptr ? Wide<T>(0) : static_cast<Wide<T>>(widen<P>(mean[c]));
+  }
+  __device__ Wide<T> invstd(Wide<T> value) const {
     return is_variance ? rsqrt(value + eps) : value;
+  }
+  __device__ Wide<T> invstd_of(unsigned c) const {
+    return invstd(static_cast<Wide<T>>(widen<P>(spread[c])));
   }
 };
 
@@ -41,13 +47,10 @@ template <class W, int kFormula>
 struct Affine {
   W weight, mean, invstd, bias;
 
-  template <class T, class P>
-  __device__ Affine(const Norm<T, P>& norm, unsigned c)
-      : weight(norm.weight_of(c)), invstd(norm.invstd_of(c)) {
-    if constexpr (kFormula != kScale) {
-      mean = norm.mean_of(c);
-      bias = norm.bias_of(c);
-    }
+  Affine() = default;
+
+  __device__ Affine(W factor, W added, W centre, W spread)
+      : weight(factor), mean(centre), invstd(spread), bias(added) {
     if constexpr (kFormula == 1 || kFormula == 2) {
       weight = __fmul_rn(weight, invstd);
     }
@@ -78,45 +81,102 @@ __device__ T finish(const Affine& affine, T in, const T* added, bool relu) {
   return relu && widen<T>(value) <= 0 ? narrow<T>(0) : value;
 }
 
-/// One pack per thread. Channels first: a pack is of one channel or two, because `inner` is no
-/// smaller; channels last (inner == 1): packs divide `channels`.
-template <class T, class P, int kFormula, int kSize, class Index>
-__global__ void __launch_bounds__(kThreads)
-    normalise_kernel(const T* __restrict__ in, const T* __restrict__ added, T* __restrict__ out,
-                     const Norm<T, P> norm, const bool relu, const Index packs,
-                     const unsigned channels, const unsigned inner) {
-  const Index pack = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
-  if (pack >= packs) {
-    return;
+/// What the channels from `c` on have in `from`, which is aligned; null: `missing`.
+template <int kSize, class W, class P>
+__device__ void read_channels(W (&to)[kSize], const P* from, unsigned c, W missing) {
+  constexpr int kStep = kSize < kPackOf<P> ? kSize : kPackOf<P>;
+#pragma unroll
+  for (int i = 0; i < kSize; i += kStep) {
+    Pack<P, kStep> values;
+    if (from != nullptr) {
+      values = load<P, kStep>(from + c + i);
+    }
+#pragma unroll
+    for (int k = 0; k < kStep; ++k) {
+      to[i + k] = from == nullptr ? missing : static_cast<W>(widen<P>(values.at[k]));
+    }
   }
-  using Channel = Affine<Wide<T>, kFormula>;
-  const Index first = pack * kSize;
-  const auto x = load<T, kSize>(in + first);
-  Pack<T, kSize> more;
-  if (added != nullptr) {
-    more = load<T, kSize>(added + first);
-  }
-  Pack<T, kSize> y;
+}
+
+/// What the elements of a pack are scaled and moved with. Channels first: they are of one channel
+/// or two, because `inner` is no smaller than a pack; channels last (inner == 1): each is of
+/// another.
+template <int kFormula, int kSize, class T, class P, class Index>
+__device__ void affines_of(Affine<Wide<T>, kFormula> (&affine)[kSize], const Norm<T, P>& norm,
+                           Index first, unsigned channels, unsigned inner) {
+  using Each = Affine<Wide<T>, kFormula>;
   if (inner == 1) {
     const auto c = static_cast<unsigned>(first % channels);
+    Wide<T> weight[kSize], bias[kSize], mean[kSize], spread[kSize];
+    read_channels(weight, norm.weight, c, Wide<T>(1));
+    read_channels(bias, norm.bias, c, Wide<T>(0));
+    read_channels(mean, norm.mean, c, Wide<T>(0));
+    read_channels(spread, norm.spread, c, Wide<T>(1));
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      y.at[i] =
-          finish(Channel(norm, c + i), x.at[i], added == nullptr ? nullptr : &more.at[i], relu);
+      affine[i] = Each(weight[i], bias[i], mean[i], norm.invstd(spread[i]));
     }
-  } else {
-    const Index row = first / inner;
-    const auto in_row = static_cast<int>(min((row + 1) * inner - first, Index{kSize}));
-    const Channel channel(norm, static_cast<unsigned>(row % channels));
-    const Channel next =
-        in_row < kSize ? Channel(norm, static_cast<unsigned>((row + 1) % channels)) : channel;
+    return;
+  }
+  const auto affine_of = [&](unsigned c) {
+    return Each(norm.weight_of(c), norm.bias_of(c), norm.mean_of(c), norm.invstd_of(c));
+  };
+  const Index row = first / inner;
+  const auto c = static_cast<unsigned>(row % channels);
+  const auto in_row = static_cast<int>(min((row + 1) * inner - first, Index{kSize}));
+  const Each here = affine_of(c);
+  const Each next = in_row < kSize ? affine_of(c + 1 == channels ? 0 : c + 1) : here;
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      y.at[i] = finish(i < in_row ? channel : next, x.at[i],
-                       added == nullptr ? nullptr : &more.at[i], relu);
+  for (int i = 0; i < kSize; ++i) {
+    affine[i] = i < in_row ? here : next;
+  }
+}
+
+/// Packs per thread, a whole number of images (channels last: of places) apart, so that they belong
+/// to the same channels.
+constexpr int kPerThread = 4;
+
+template <class T, class P, int kFormula, int kSize, class Index>
+__global__ void __launch_bounds__(kThreads, 3)
+    normalise_kernel(const T* __restrict__ in, const T* __restrict__ added, T* __restrict__ out,
+                     const Norm<T, P> norm, const bool relu, const Index packs, const Index apart,
+                     const unsigned channels, const unsigned inner) {
+  const Index pack = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+  if (pack >= apart) {
+    return;
+  }
+  // All loads before the arithmetic; where there is nothing more, the first again. Held as words:
+  // the compiler would give each of several small numbers a register.
+  using Words = std::conditional_t<kSize == 1, T, uint4>;
+  Index place[kPerThread];
+  Words x[kPerThread];
+  Words more[kPerThread];
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    place[k] = (pack + k * apart < packs ? pack + k * apart : pack) * kSize;
+    x[k] = *reinterpret_cast<const Words*>(in + place[k]);
+  }
+  if (added != nullptr) {
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) {
+      more[k] = *reinterpret_cast<const Words*>(added + place[k]);
     }
   }
-  store<kSize>(y, out + first);
+  Affine<Wide<T>, kFormula> affine[kSize];
+  affines_of(affine, norm, pack * kSize, channels, inner);
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    const T* const from = reinterpret_cast<const T*>(&x[k]);
+    const T* const plus = reinterpret_cast<const T*>(&more[k]);
+    Pack<T, kSize> y;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      y.at[i] = finish(affine[i], from[i], added == nullptr ? nullptr : plus + i, relu);
+    }
+    if (pack + k * apart < packs) {
+      store<kSize>(y, out + place[k]);
+    }
+  }
 }
 
 template <class T, class P, int kFormula>
@@ -126,21 +186,42 @@ void launch_normalise(const ChannelNorm& norm, const void* in, const void* added
   constexpr int kPack = kPackOf<T>;
   const bool fits =
       blocks.inner == 1 ? blocks.channels % kPack == 0 : blocks.inner >= kPack && n % kPack == 0;
-  const bool packs = fits && is_aligned(in) && is_aligned(added) && is_aligned(out);
+  const auto aligned = [](auto... pointer) { return (is_aligned(pointer) && ...); };
+  const bool packs = fits && aligned(in, added, out) &&
+                     (blocks.inner != 1 || aligned(norm.weight, norm.bias, norm.mean, norm.spread));
   with_pack<T>(packs, [&](auto size) {
     constexpr int kSize = decltype(size)::value;
+    // Small tensors get as many threads as large devices run at once, with fewer packs each.
+    constexpr std::int64_t kFull = std::int64_t{1} << 17;
+    const bool whole = blocks.channels * blocks.inner % kSize == 0;
+    const std::int64_t images = whole ? blocks.outer : 1;
+    const std::int64_t image_packs = n / kSize / images;
+    const std::int64_t least =
+        std::max((images + kPerThread - 1) / kPerThread, kFull / image_packs);
+    const std::int64_t apart = std::min(images, least) * image_packs;
     const auto run = [&](auto count) {
-      normalise_kernel<T, P, kFormula, kSize><<<blocks_for(n / kSize), kThreads, 0, stream>>>(
+      using Index = decltype(count);
+      normalise_kernel<T, P, kFormula, kSize><<<blocks_for(apart), kThreads, 0, stream>>>(
           static_cast<const T*>(in), static_cast<const T*>(added), static_cast<T*>(out),
-          norm_of<T, P>(norm), relu, count, static_cast<unsigned>(blocks.channels),
-          static_cast<unsigned>(blocks.inner));
+          norm_of<T, P>(norm), relu, count, static_cast<Index>(apart),
+          static_cast<unsigned>(blocks.channels), static_cast<unsigned>(blocks.inner));
     };
-    if (n < (std::int64_t{1} << 31)) {
+    if (n < (std::int64_t{1} << 32) / kPerThread) {  // a thread counts up to so many
       run(static_cast<std::uint32_t>(n / kSize));
     } else {
       run(static_cast<std::uint64_t>(n / kSize));
     }
   });
+}
+
+/// By 2 bytes, as which all types are aligned.
+__global__ void copy_two_kernel(const std::uint16_t* one, const std::uint16_t* other,
+                                std::uint16_t* out, const std::int64_t count) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) {
+    out[i] = one[i];
+    out[count + i] = other[i];
+  }
 }
 
 // -- Backward ---------------------------------------------------------------------------------
@@ -323,6 +404,13 @@ void normalise(Number type, int formula, const ChannelNorm& norm, const void* in
     }
     run(std::integral_constant<int, kScale>());
   });
+}
+
+void copy_two(const void* one, const void* other, void* out, std::int64_t bytes,
+              cudaStream_t stream) {
+  copy_two_kernel<<<blocks_for(bytes / 2), kThreads, 0, stream>>>(
+      static_cast<const std::uint16_t*>(one), static_cast<const std::uint16_t*>(other),
+      static_cast<std::uint16_t*>(out), bytes / 2);
 }
 
 std::int64_t parts_of(const ChannelBlocks& blocks) {

@@ -22,6 +22,10 @@ struct ChannelNorm {
   double eps;          // below 0: `spread` is no variance
 };
 
+/// The parameters of a layer, one after the other. @param bytes of each
+void copy_two(const void* one, const void* other, void* out, std::int64_t bytes,
+              cudaStream_t stream);
+
 /// The formula `in * weight * invstd`: the input's gradient with running statistics. `mean` and
 /// `bias` are not read, `added` is null.
 inline constexpr int kScale = 3;

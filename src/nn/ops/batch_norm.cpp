@@ -4,8 +4,12 @@
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <brim/nn/functional.h>
+
+#include <algorithm>
+#include <initializer_list>
 
 #include "nn/autograd/operator.h"
 #include "nn/autograd/saved_statistic.h"
@@ -22,6 +26,15 @@ struct BatchNormResult {
   at::Tensor reserve;     // cuDNN's own
   std::int64_t impl = 0;  // which of torch's implementations ran
 };
+
+/// Whether torch's own function would choose its own kernel, after checks of sizes that pass.
+bool is_plain(const at::Tensor& input, std::initializer_list<const MaybeTensor*> params,
+              bool has_statistics) {
+  return input.is_cpu() && !is_traced(input) && has_statistics &&
+         std::ranges::all_of(params, [&](const MaybeTensor* param) {
+           return !is_given(*param) || (*param)->sym_numel() == input.sym_size(1);
+         });
+}
 
 /// As torch's own function takes the way to its kernels.
 BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
@@ -41,6 +54,12 @@ BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const Ma
     at::Tensor var = *running_var;
     std::tie(result.output, result.mean, result.invstd) =
         at::_native_batch_norm_legit(input, weight, bias, mean, var, true, momentum, eps);
+    return result;
+  }
+  if (is_plain(input, {&weight, &bias, &running_mean, &running_var},
+               training || (is_given(running_mean) && is_given(running_var)))) {
+    std::tie(result.output, result.mean, result.invstd) = at::native_batch_norm(
+        input, weight, bias, running_mean, running_var, training, momentum, eps);
     return result;
   }
   std::tie(result.output, result.mean, result.invstd, result.reserve, result.impl) =
@@ -133,12 +152,14 @@ class BatchNormNode final : public StatisticsNode {
     running_var_.release();
   }
 
-  /// The call of forward. In training with room that nobody reads in place of the running
-  /// statistics, so that nothing is updated a second time.
+  /// The call of forward. In training without running statistics, so that nothing is updated a
+  /// second time; in low precision with room that nobody reads in their place.
   at::Tensor run_again() {
     const at::Tensor input = input_.lend();
+    const bool may_mix = at::isReducedFloatingType(input.scalar_type());
     const auto room_for = [&](const std::optional<at::TensorOptions>& updated) {
-      return updated ? MaybeTensor(at::empty_symint({input.sym_size(1)}, *updated)) : MaybeTensor();
+      return updated && may_mix ? MaybeTensor(at::empty_symint({input.sym_size(1)}, *updated))
+                                : MaybeTensor();
     };
     return run(input, maybe(weight_.lend()), maybe(bias_.lend()),
                training_ ? room_for(updated_[0]) : maybe(running_mean_.lend()),

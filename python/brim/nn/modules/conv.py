@@ -27,15 +27,17 @@ class _Conv:
     _example = "2, 4, kernel_size=3", "1, 2, 8…", "1, 4, 6…"
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding, zeros = self.padding, (0,) * self._dimensions
+        stride, padding, dilation = self.stride, self.padding, self.dilation
+        zeros = (0,) * len(stride)
         if self.padding_mode != "zeros":
             input = pad(input, self._reversed_padding_repeated_twice, self.padding_mode)
             padding = zeros
         elif isinstance(padding, str):
-            input, padding = padded(input, self.kernel_size, self.stride, padding, self.dilation)
-        window = (self.stride, padding, self.dilation)
-        options = (False, zeros, self.groups, None, self.recompute, self.runs_again)
-        return ops().conv(input, weight, bias, *window, *options)
+            input, padding = padded(input, self.kernel_size, stride, padding, dilation)
+        groups, asks, again = self.groups, self.recompute, self.runs_again
+        return ops().conv(
+            input, weight, bias, stride, padding, dilation, False, zeros, groups, None, asks, again
+        )
 
 
 @layer

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.compiler import is_compiling
 
 from brim.nn._compiled import in_compiled_code
 from brim.nn._derived import MAKERS, Kind, Options, Recipe, derived, original_of
@@ -106,7 +105,7 @@ def _members(
     @functools.wraps(work)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # torch.compile decides by itself what is kept.
-        if in_compiled_code(self._brim_recompute) or is_compiling() or len(args) + len(kwargs) != 1:
+        if in_compiled_code(self._brim_recompute) or len(args) + len(kwargs) != 1:
             return work(self, *args, **kwargs)
         return run(self, *args, *kwargs.values())
 
