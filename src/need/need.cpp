@@ -63,7 +63,9 @@ struct Points {
 
 Need::Need(const Attempt& newest, std::span<const Attempt> attempts, const InUse& in_use,
            std::optional<std::int64_t> available)
-    : trace_(shown_by(newest)),
+    : trace_(newest.trace || newest.fitted()
+                 ? shown_by(newest)
+                 : trace_of_peak(*newest.need() - std::max<std::int64_t>(newest.left, 0))),
       size_(static_cast<double>(newest.size())),
       recorded_(newest.trace != nullptr),
       growth_(trace_->requests.size()),
@@ -205,7 +207,7 @@ void Need::learn_from_failures(std::span<const Attempt> attempts, const Left& le
     if (fits > 1) {
       return;  // they know better
     }
-    if (fits == 0 && attempt.trace) {
+    if (fits == 0 && attempt.trace && attempt.trace != trace_) {
       for (const Trace::Request& request : attempt.trace->requests) {
         leftover_ += left(request);
       }
@@ -310,12 +312,23 @@ std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse
              : need;
 }
 
+std::optional<Need> Need::of_failure(const Attempt& failure, std::span<const Attempt> attempts,
+                                     const InUse& in_use) {
+  if (!failure.need()) {
+    return std::nullopt;
+  }
+  return Need(failure, failure.trace ? attempts : std::span<const Attempt>(), in_use, {});
+}
+
 std::int64_t Need::bytes_at(std::size_t request, double size, double power) const {
   if (growth_[request] && !recorded_ && size > size_ && power > 1) {
     return growth_[request]->up.most_at(size, power);
   }
-  if (growth_[request] && size < size_ && power > 1) {
-    return growth_[request]->down.least_at(size);
+  if (size < size_ && power > 1) {
+    return growth_[request]
+               ? growth_[request]->down.least_at(size)
+               : detail::RequestGrowth::least_of(
+                     static_cast<double>(trace_->requests[request].bytes), size_, size);
   }
   return growth_[request]
              ? (size > size_ ? growth_[request]->up : growth_[request]->down).at(size)

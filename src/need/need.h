@@ -44,6 +44,12 @@ class BRIM_API Need {
                                                    const InUse& in_use,
                                                    std::optional<std::int64_t> available = {});
 
+  /// Of the part of the work that a failed attempt came through, as far as `lower` tells. Empty if
+  /// its bytes are not known.
+  [[nodiscard]] static std::optional<Need> of_failure(const Attempt& failure,
+                                                      std::span<const Attempt> attempts,
+                                                      const InUse& in_use);
+
   /// Of the newest trace.
   [[nodiscard]] double size() const { return size_; }
   /// The share of its bytes whose growth is known.

@@ -20,8 +20,6 @@ class RequestGrowth {
  public:
   RequestGrowth(double here, double at_size, double there, double other_size) noexcept
       : here_(here), at_size_(at_size), there_(there), other_size_(other_size) {
-    // Sizes are whole numbers: a little more than in proportion is rounding.
-    constexpr double kStraight = 1.02;
     const double power =
         here > 0 && there > 0 ? std::log(here / there) / std::log(at_size / other_size) : 0.0;
     if (power > kStraight) {
@@ -41,13 +39,21 @@ class RequestGrowth {
     return whole_bytes((here_ + slope_ * (near - at_size_)) * (size / near));
   }
 
-  /// At least so much at a smaller size, if it grows no faster than with the cube: a line may fall
-  /// off too slowly below both sizes.
+  /// At least so much at a smaller size. A line is no bound: it may fall off too slowly below both
+  /// sizes. What grows no faster than in proportion between them does not do so below them.
   [[nodiscard]] std::int64_t least_at(double size) const noexcept {
-    const double known = std::min(at_size_, other_size_);
-    return size < known ? std::min(at(size), whole_bytes(static_cast<double>(at(known)) *
-                                                         std::pow(size / known, kMostPower)))
-                        : at(size);
+    const double power = power_ > 0 ? kMostPower : kStraight;
+    return size >= std::min(at_size_, other_size_)
+               ? at(size)
+               : std::max(least_of(here_, at_size_, size, power),
+                          least_of(there_, other_size_, size, power));
+  }
+
+  /// At least so much at a smaller size than the one with these bytes, if they grow no faster than
+  /// with this power: as many parts of it as make up the other, which padding does not change.
+  [[nodiscard]] static std::int64_t least_of(double bytes, double at_size, double size,
+                                             double power = kMostPower) noexcept {
+    return static_cast<std::int64_t>(bytes / std::pow(std::ceil(at_size / size), power));
   }
 
   /// Of several requests together, none of which grows faster than with `power`: at most so much
@@ -60,6 +66,8 @@ class RequestGrowth {
 
  private:
   static constexpr double kMostPower = 3;
+  // Sizes are whole numbers: a little more than in proportion is rounding.
+  static constexpr double kStraight = 1.02;
   // Two sizes close to each other may be padded to the same. Beyond the power of their ratio above
   // them, a request is taken to grow in proportion at least.
   static constexpr double kTrusted = 4;

@@ -40,7 +40,7 @@ constexpr double kWorthMoving = 1.0 / 100;
 constexpr double kWorthMovingInParts = 1.0 / 200;
 constexpr double kWorthMovingLate = 1.0 / 8;
 
-// Of a size that a single failure suggests, this share is left for small tensors.
+// Of a size that a failure suggests, this share is left for small tensors.
 constexpr double kGuessMargin = 1.0 / 64;
 
 // The first part of a range is this share of its upper bound, and until the growth is known each

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "bisect.h"
 #include "need/need.h"
@@ -270,30 +271,20 @@ std::int64_t SizeSearch::traced_choice(std::int64_t high) {
 /// fitted earlier, or what it calculates, as long as it has failed no more often than halving would
 /// have until there: so it fails at most once more than halving, and ends no lower.
 std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
-  // What an attempt left, the next one need not make.
-  const auto needed = [](const Attempt& attempt) {
-    return static_cast<double>(*attempt.need() - std::max<std::int64_t>(attempt.left, 0));
-  };
   const auto failed = std::find_if(known_.rbegin(), known_.rend(), [&](const Attempt& attempt) {
     return !attempt.fitted() && attempt.size() == failure_;
   });
-  const bool tells = available_ >= 0 && failed != known_.rend() && failed->need();
-  const double need = tells ? needed(*failed) : 0;  // of the failure, at least; 0: not known
-  // Nothing grows faster than with the cube, but padded sizes that are close to each other. All
-  // that is available counts: halving would try a size that just fits.
-  const auto shows = [&](const Attempt& attempt, std::int64_t size) {
-    const double times = static_cast<double>(size) / static_cast<double>(attempt.size());
-    return !attempt.fitted() && attempt.need() && times <= 0.5 && bounds(attempt) &&
-           needed(attempt) * times * times * times > static_cast<double>(available_);
-  };
+  // All that is available counts: halving would try a size that just fits.
+  const auto all = static_cast<double>(available_);
+  const auto shown = available_ < 0 || failed == known_.rend()
+                         ? std::nullopt
+                         : Need::of_failure(*failed, known_, options_.circumstances.in_use);
   // A need that does not explain the failure is that of another kind of call.
   const bool has_need = available_ >= 0 && is_trusted() && need_->recorded() &&
                         need_->upper(static_cast<double>(failure_)) > usable();
   const auto cannot_fit = [&](std::int64_t size) {
-    const auto shows_it = [&](const Attempt& attempt) { return shows(attempt, size); };
-    return available_ >= 0 && (std::ranges::any_of(known_, shows_it) ||
-                               (has_need && need_->lower(static_cast<double>(size)) >
-                                                static_cast<double>(available_)));
+    const auto at = static_cast<double>(size);
+    return (shown && shown->lower(at) > all) || (has_need && need_->lower(at) > all);
   };
   std::vector<std::int64_t> passed;  // sizes of halving
   std::int64_t half = first_ > 0 ? first_ : options_.upper;
@@ -302,15 +293,25 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     half = std::max(options_.lower, floor_to_multiple(half / 2, options_.quantum));
   }
   std::int64_t guess = best_;
+  std::int64_t spent = failures_;
   if (guess <= half) {
     guess = expected_choice(high);
     if (guess == 0 && has_need) {
       guess = largest_expected(*need_, high, Need::kSquare);
-    } else if (guess == 0 && need > 0) {
-      // It fits if the work failed where it holds most, and grows in proportion. If not, the second
-      // failure shows how it grows. Some is left for small tensors.
-      const double most = usable() / need * (1 - search::kGuessMargin);
-      guess = static_cast<std::int64_t>(static_cast<double>(failure_) * std::clamp(most, 0.0, 1.0));
+    } else if (guess == 0 && shown && failed->need() > failed->available) {
+      // In proportion, any size above `most` fails where this one did. Most works go on to need
+      // more: it takes the place of a size of halving that could be left out. It is worth a failure
+      // of its own where one request is too large by itself, and not the first of the call; the
+      // middle is, where little was missing and nothing shows yet how the need grows.
+      const double times =
+          std::max(shown->lower(static_cast<double>(failure_)) / std::max(usable(), 1.0), 1.0);
+      const double most = static_cast<double>(failure_) / times;
+      const bool learns = failures_ <= 1 && !failed->trace && times < search::kClearly;
+      const bool is_one =
+          failed->trace && failed->peak > 0 && static_cast<double>(*failed->requested) > usable();
+      guess = static_cast<std::int64_t>(learns ? std::midpoint(static_cast<double>(half), most)
+                                               : most * (1 - search::kGuessMargin));
+      spent += learns || is_one ? 0 : 1;
     }
     const Attempt* last = last_fit();
     if (has_need && last != nullptr && last->size() <= high && !cannot_fit(last->size())) {
@@ -318,7 +319,7 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     }
   }
   const auto is_above = [&](std::int64_t size) { return size > guess; };
-  const bool affordable = guess > half && failures_ <= std::ranges::count_if(passed, is_above);
+  const bool affordable = guess > half && spent <= std::ranges::count_if(passed, is_above);
   return clamp(static_cast<double>(affordable ? guess : half), options_.lower, high);
 }
 

@@ -251,7 +251,7 @@ TEST_F(SizeMemoryFiles, CallsInAnotherMemoryFitAtOnce) {
     batch(100'000, work, {.memory = &memory, .key = kKey, .attempts = &attempts});
     if (process == 1) {
       EXPECT_EQ(failures_of(attempts), 0);
-      EXPECT_GE(attempts.back().values.front(), 8 * 1024 * 97 / 100);
+      EXPECT_GE(attempts.back().values.front(), 8 * 1024 * 95 / 100);  // peaks alone reach the file
     }
   }
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "need/memory_simulation.h"
@@ -401,6 +402,69 @@ TEST(Need, FitsAnAllocatorWhereTheProgramDoes) {
   }
   EXPECT_GT(fitting, kCases / 5);
   EXPECT_LT(fitting, kCases * 4 / 5);
+}
+
+TEST(RequestGrowth, LowerBoundHoldsForRequestsOfEveryKind) {
+  using Bytes = std::function<double(double)>;
+  const auto padded = [](double size, double to) { return std::ceil(size / to) * to; };
+  const std::vector<std::pair<const char*, Bytes>> kinds{
+      {"in proportion", [](double s) { return 24 * s; }},
+      {"constant", [](double) { return 4096.0; }},
+      {"line", [](double s) { return 5000 + 12 * s; }},
+      {"flattens out", [](double s) { return 4 * std::min(s, 100.0); }},
+      {"root", [](double s) { return std::floor(1000 * std::sqrt(s)); }},
+      {"square", [](double s) { return 4 * s * s; }},
+      {"pairs", [](double s) { return 2 * s * (s + 1); }},
+      {"linear and square", [](double s) { return 1000 * s + s * s; }},
+      {"cube", [](double s) { return s * s * s; }},
+      {"padded to 8", [&](double s) { return 24 * padded(s, 8); }},
+      {"padded to 64", [&](double s) { return 24 * padded(s, 64); }},
+      {"padded and constant", [&](double s) { return 777 + 24 * padded(s, 64); }}};
+  Random random(5);
+  for (const auto& [name, bytes] : kinds) {
+    for (int i = 0; i < 3000; ++i) {
+      const auto size = static_cast<double>(random.magnitude(1, 2000));
+      const double here = size + static_cast<double>(random.magnitude(1, 2000));
+      const double there = here + static_cast<double>(random.magnitude(1, 4000));
+      const detail::RequestGrowth known(bytes(here), here, bytes(there), there);
+      const auto least = static_cast<double>(known.least_at(size));
+      ASSERT_LE(least, bytes(size)) << name << " " << size << " from " << here << ", " << there;
+      ASSERT_LE(static_cast<double>(detail::RequestGrowth::least_of(bytes(here), here, size)),
+                bytes(size))
+          << name << " " << size << " from " << here;
+    }
+  }
+}
+
+TEST(Need, FailuresBoundWhatSmallerSizesNeed) {
+  // The first request is seen to fail twice: half of the size needs half of it, which does not fit
+  // either. What only one failure has come to may grow faster.
+  const auto failed = [](std::int64_t size, bool further) {
+    std::vector<AllocationEvent> log{
+        {.address = 1, .bytes = 40 * size, .operation = 0, .name = 1, .path = 1}};
+    if (further) {
+      log.push_back({.address = 2, .bytes = 800 * size, .operation = 1, .name = 2, .path = 2});
+    }
+    log.back().refused = true;
+    return Attempt{.values = {size},
+                   .outcome = OomKind::device_memory,
+                   .peak = further ? 40 * size : 0,
+                   .requested = log.back().bytes,
+                   .trace = trace_of(log, false)};
+  };
+  const std::vector<Attempt> attempts{failed(1000, false), failed(500, true)};
+  const auto need = Need::of_failure(attempts.back(), attempts, {});
+  ASSERT_TRUE(need);
+  EXPECT_EQ(need->lower(500), 840 * 500);
+  const double rounding = 0.05;  // a request that grows slightly faster counts as in proportion
+  EXPECT_NEAR(need->lower(250), 40 * 250 + 800 * 500 / 8, rounding * 40 * 250);
+  EXPECT_LE(need->lower(249), 40 * 200 + 800 * 500 / 27) << "more parts of it, if it is padded";
+  Attempt without_trace = attempts.front();
+  without_trace.trace = nullptr;
+  without_trace.left = 8000;
+  EXPECT_EQ(Need::of_failure(without_trace, attempts, {})->lower(500), (40'000 - 8000) / 8);
+  without_trace.requested.reset();
+  EXPECT_FALSE(Need::of_failure(without_trace, attempts, {}));
 }
 
 }  // namespace

@@ -328,6 +328,48 @@ TEST(SizeSearch, FailureThatItsBytesDoNotExplainIsHalved) {
   EXPECT_EQ(search.next(), 500);
 }
 
+TEST(SizeSearch, BytesOfAFirstFailureAreWorthAnAttemptOnlyWhereLittleWasMissing) {
+  const auto next = [](std::int64_t needed) {
+    SizeSearch search({.upper = 1000});
+    search.record({.values = {1000},
+                   .outcome = outcome(false),
+                   .peak = 500'000,
+                   .requested = needed - 500'000,
+                   .available = 1'000'000});
+    return search.next();
+  };
+  EXPECT_EQ(next(1'040'000), 730) << "the middle between half and 1000 / 1.04";
+  EXPECT_EQ(next(1'400'000), 500);
+}
+
+TEST(SizeSearch, OneRequestThatIsTooLargeByItselfIsAnsweredByItsBound) {
+  const auto next = [](std::int64_t held) {  // per item, besides 1600 bytes in one request
+    SizeSearch search({.upper = 1000});
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t size = search.next();
+      std::vector<AllocationEvent> log;
+      if (held > 0) {
+        log.push_back({.address = 1, .bytes = held * size, .operation = 0, .name = 1, .path = 1});
+      }
+      log.push_back({.address = 2,
+                     .bytes = 1600 * size,
+                     .operation = 1,
+                     .name = 2,
+                     .path = 2,
+                     .refused = true});
+      search.record({.values = {size},
+                     .outcome = outcome(false),
+                     .peak = held * size,
+                     .requested = 1600 * size,
+                     .available = 500'000,
+                     .trace = i == 0 ? nullptr : trace_of(log, false)});
+    }
+    return search.next();
+  };
+  EXPECT_NEAR(static_cast<double>(next(10)), 500'000.0 / 1610 * 63 / 64, 1);
+  EXPECT_EQ(next(0), 250) << "its first request says nothing of what comes";
+}
+
 TEST(SizeSearch, ProbingDoesNotCreep) {
   // Peaks that always leave room for one or two percent more, and never lie on a line.
   Random random(11);
