@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import brim
 
-WAYS: Mapping[str, str | None] = {"plain": None, "cheap": "cheap", "products": "products"}
-BOUNDS = {"plain": 1.02, "cheap": 1.06, "products": 1.12}
+WAYS: Mapping[str, str | None] = {"plain": None, "cheap": "cheap", "products": "products", "auto": "auto"}
+BOUNDS = {"plain": 1.02, "cheap": 1.06, "products": 1.12, "auto": 1.03}
 SCALES = {"usual": 1.0, "a quarter": 0.25}
 
 # -- Networks --------------------------------------------------------------------------------------

@@ -54,6 +54,10 @@ class DeviceBackend {
   /// @returns these; null where that is not possible
   virtual AllocationGates* gates() { return nullptr; }
 
+  /// How often its caching allocator had to give back what it had cached before it could serve a
+  /// request: that takes long. 0 where there is no such allocator.
+  virtual std::int64_t retries(c10::Device /*device*/) { return 0; }
+
   /// What its allocator does; null where the device cannot tell.
   virtual EventLog* log() { return nullptr; }
 

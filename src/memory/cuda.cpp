@@ -90,6 +90,10 @@ class CudaBackend final : public AcceleratorBackend {
     return allocator == nullptr ? nullptr : &allocator->gates();
   }
 
+  std::int64_t retries(c10::Device device) override {
+    return caching::getDeviceStats(device.index()).num_alloc_retries;
+  }
+
   EventLog* log() override {
     // torch cannot be told to stop calling, so this is done once, at the first use.
     static const bool attached = attach();

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <ranges>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -35,20 +35,28 @@ struct Value {
 /// The values of a step, in their order.
 using Step = std::vector<Value>;
 
+constexpr std::size_t kMostPlans = 512;  // of loops whose shapes never come back
+constexpr int kMostPatience = 1024;
+constexpr std::size_t kMostValues = std::size_t{1} << 16;  // of a step: a graph may live for ever
+
 /// Which values go from the beginning in a kind of step.
 struct Plan {
   Step step;
   int served = 0;         // steps in a row that needed no more
   int patience = 16;      // how many of these before it is tried with less
   bool is_tried = false;  // with less than was needed once
+
+  /// More had to go.
+  void be_patient() {
+    if (std::exchange(is_tried, false)) {
+      patience = std::min(2 * patience, kMostPatience);
+    }
+    served = 0;
+  }
 };
 
 /// By the shape of a step's first value, and the limit in force.
 using Plans = std::unordered_map<std::size_t, Plan>;
-
-constexpr std::size_t kMostPlans = 512;  // of loops whose shapes never come back
-constexpr int kMostPatience = 1024;
-constexpr std::size_t kMostValues = std::size_t{1} << 16;  // of a step: a graph may live for ever
 
 /// The values of a step, from those that take least to be computed again.
 std::vector<Value*> by_work(Step& step) {
@@ -77,12 +85,17 @@ void choose_again(Step& step) {
   }
 }
 
-/// An eighth of what goes is kept again, of that which takes most.
-void keep_more(Step& step) {
+/// An eighth of the bytes that go are kept again, of those that take most; or as many more go, of
+/// those that take least.
+void change_a_little(Step& step, bool keeps) {
+  std::vector<Value*> values = by_work(step);
+  if (keeps) {
+    std::ranges::reverse(values);
+  }
   std::int64_t bytes = std::max<std::int64_t>(bytes_that_go(step) / 8, 1);
-  for (Value* const value : by_work(step) | std::views::reverse) {
-    if (value->goes && bytes > 0) {
-      value->goes = false;
+  for (Value* const value : values) {
+    if (value->goes == keeps && bytes > 0) {
+      value->goes = !keeps;
       bytes -= value->bytes;
     }
   }
@@ -119,7 +132,8 @@ struct Device {
   std::size_t kind = 0;  // of the step that runs
   Step step;
   Plan* plan = nullptr;
-  bool is_short = false;  // values went that the plan had kept
+  std::int64_t retries = 0;  // of the device's allocator, when the step began
+  bool is_short = false;     // values went that the plan had kept
   Plans plans;
 
   /// The device's allocator asks for these values from now on, if it can.
@@ -141,7 +155,13 @@ struct Device {
     (slot.before != nullptr ? slot.before->after : oldest) = slot.after;
     (slot.after != nullptr ? slot.after->before : newest) = slot.before;
     if (oldest == nullptr) {
-      end_step();
+      try {
+        end_step(slot.device);
+      } catch (const std::exception&) {  // of the lists' memory: nothing is learned
+        plan = nullptr;
+      }
+      step.clear();
+      is_short = false;
     }
   }
 
@@ -150,11 +170,14 @@ struct Device {
                          budget_in_force(first.device()).value_or(0));
     const auto known = plans.find(kind);
     plan = known != plans.end() ? &known->second : nullptr;
+    if (plan != nullptr) {
+      retries = backend_for(first.device()).retries(first.device());
+    }
   }
 
   /// The next step of this kind does without as many bytes as this one, or at times with less, to
   /// see whether there is room again.
-  void end_step() {
+  void end_step(c10::Device on) {
     if (is_short) {
       choose_again(step);
       if (plan == nullptr) {
@@ -162,19 +185,19 @@ struct Device {
           plans.clear();
         }
         plan = &plans[kind];
-      } else if (std::exchange(plan->is_tried, false)) {
-        plan->patience = std::min(2 * plan->patience, kMostPatience);
       }
       plan->step = std::move(step);
-      plan->served = 0;
+      plan->be_patient();
+    } else if (plan != nullptr && backend_for(on).retries(on) != retries) {
+      // It fitted, but for lack of room torch's allocator took its time.
+      change_a_little(plan->step, /*keeps=*/false);
+      plan->be_patient();
     } else if (plan != nullptr && ++plan->served >= plan->patience) {
-      keep_more(plan->step);
+      change_a_little(plan->step, /*keeps=*/true);
       plan->served = 0;
       plan->is_tried = true;
     }
-    step.clear();
     plan = nullptr;
-    is_short = false;
   }
 
   [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) const {
