@@ -37,18 +37,21 @@ def trained(
         brim.convert(net, recompute="products")
     update = torch.optim.AdamW(net.parameters(), lr=1e-3)
     losses = []
-    kept = []
+    loss: Any = None
     for step in range(STEPS):
         ids = tokens(step * dist.get_world_size() + dist.get_rank())
-        with brim.PeakMeter("cpu") as meter:
-            loss = net(input_ids=ids, labels=ids, use_cache=False).loss
+        loss = net(input_ids=ids, labels=ids, use_cache=False).loss
         losses.append(loss.item())
-        kept.append(meter.left)
         update.zero_grad()
         loss.backward()
         update.step()
-    # gloo's thread may free a gathered buffer after the meter was read: the least step had none.
-    return losses, min(kept), [each.detach().to_local() for each in net.parameters()]
+    parameters = [each.detach().to_local().clone() for each in net.parameters()]
+    loss = net(input_ids=ids, labels=ids, use_cache=False).loss
+    dist.barrier()
+    # What ends with the graph, since gloo's thread frees gathered buffers at any time.
+    with brim.PeakMeter("cpu") as meter:
+        del loss
+    return losses, -meter.left, parameters
 
 
 def main(folder: Path) -> None:
