@@ -1,7 +1,7 @@
 """One rank of FSDP2 with a Llama; test_nn_frameworks.py starts two and looks at what they write.
 
 Run as `fsdp_job.py FOLDER`: trains the model as it is, and converted before and after it is
-sharded, with products that run again, and writes losses and parameters to FOLDER/RANK.pt.
+sharded, with products that run again, also those that are dropped, and writes losses and parameters to FOLDER/RANK.pt.
 """
 
 from __future__ import annotations
@@ -22,14 +22,24 @@ from nn_families import TEXT, tokens
 STEPS = 3
 
 
+def drop_all() -> None:
+    """As if memory were exhausted now."""
+    try:
+        with brim.budget(1, "cpu"):
+            torch.empty(1)
+    except torch.OutOfMemoryError:
+        pass
+    assert brim.nn.pressure().dropped > 0
+
+
 def trained(
     convert: str, mesh: DeviceMesh, policy: MixedPrecisionPolicy
 ) -> tuple[list[float], int, list[Any]]:
     """The losses, what a forward kept, and this rank's part of the parameters."""
     torch.manual_seed(0)
     net: Any = TEXT["llama"][0]().train()
-    if convert == "before":
-        brim.convert(net, recompute="cheap")
+    if convert in ("before", "auto"):
+        brim.convert(net, recompute="auto" if convert == "auto" else "cheap")
     for layer in net.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(net, mesh=mesh, mp_policy=policy)
@@ -42,6 +52,8 @@ def trained(
         ids = tokens(step * dist.get_world_size() + dist.get_rank())
         loss = net(input_ids=ids, labels=ids, use_cache=False).loss
         losses.append(loss.item())
+        if convert == "auto":
+            drop_all()
         update.zero_grad()
         loss.backward()
         update.step()
@@ -65,7 +77,7 @@ def main(folder: Path) -> None:
             "float32": MixedPrecisionPolicy(),
             "mixed": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
         }.items()
-        for convert in ("never", "before", "after")
+        for convert in ("never", "before", "after", "auto")
     }
     torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()

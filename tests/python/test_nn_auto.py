@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import brim
 
-from .nn_families import FAMILIES
+from .nn_families import FAMILIES, TEXT, imported, tokens
 from .nn_product_models import MODELS, Residual
+from .test_nn_frameworks import _one_rank, with_lora  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -490,6 +491,70 @@ def test_accumulated_gradients_and_a_scaler() -> None:
         return [p.detach().clone() for p in net.parameters()]
 
     assert equal(train(ours, drop_all), train(model, lambda: None))
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_under_distributed_data_parallel() -> None:
+    model, x = deep(3)
+    theirs, ours = (
+        nn.parallel.DistributedDataParallel(each) for each in (copy.deepcopy(model), converted(model))
+    )
+    assert equal(step(ours, x, drop_all), step(theirs, x))
+
+
+@pytest.mark.parametrize("first", ["convert", "peft"])
+def test_with_adapters_of_peft(first: str) -> None:
+    make, loss_of = TEXT["llama"]
+    found = []
+    for level in (None, "auto"):
+        torch.manual_seed(0)
+        net = make()
+        if first == "convert":
+            brim.convert(net, recompute=level)
+        net = with_lora(net).train()
+        if first == "peft":
+            brim.convert(net, recompute=level)
+        torch.manual_seed(1)
+        loss = loss_of(net, 0)
+        if level == "auto":
+            drop_all()
+        loss.backward()
+        found.append([p.grad for p in net.parameters() if p.grad is not None])
+        del loss
+    assert brim.nn.pressure().recomputed > 0
+    assert equal(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_transformers_under_a_budget(tmp_path: Any) -> None:
+    transformers = imported("transformers")
+    losses = []
+    for level in (None, "auto"):
+        torch.manual_seed(0)
+        net = TEXT["llama"][0]()
+        brim.convert(net, recompute=level)
+        rows = [{"input_ids": row, "labels": row} for row in tokens(0, rows=8, length=64)]
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path / str(level)),
+            max_steps=4,
+            per_device_train_batch_size=4,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+        )
+        trainer = transformers.Trainer(model=net, args=args, train_dataset=rows)
+        if level is None:
+            peak = peak_of(trainer.train)
+        else:
+            with brim.budget(brim.memory_stats("cpu").allocated + int(0.8 * peak), "cpu"):
+                trainer.train()
+        losses.append([each["loss"] for each in trainer.state.log_history if "loss" in each])
+        del trainer, net
+        gc.collect()
+    assert losses[0] == losses[1]
+    assert brim.nn.pressure().recomputed > 0
 
 
 def test_a_loop_that_holds_a_graph_for_ever_does_not_grow() -> None:
