@@ -27,7 +27,12 @@ from torch import Tensor, nn
 
 import brim
 
-WAYS: Mapping[str, str | None] = {"plain": None, "cheap": "cheap", "products": "products", "auto": "auto"}
+WAYS: Mapping[str, str | None] = {
+    "plain": None,
+    "cheap": "cheap",
+    "products": "products",
+    "auto": "auto",  # without a limit
+}
 BOUNDS = {"plain": 1.02, "cheap": 1.06, "products": 1.12, "auto": 1.03}
 SCALES = {"usual": 1.0, "a quarter": 0.25}
 

@@ -1,7 +1,8 @@
 """One rank of FSDP2 with a Llama; test_nn_frameworks.py starts two and looks at what they write.
 
 Run as `fsdp_job.py FOLDER`: trains the model as it is, and converted before and after it is
-sharded, with products that run again, also those that are dropped, and writes losses and parameters to FOLDER/RANK.pt.
+sharded, with products that run again, also for values that are dropped, and writes losses and
+parameters to FOLDER/RANK.pt.
 """
 
 from __future__ import annotations

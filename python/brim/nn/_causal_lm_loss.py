@@ -22,7 +22,7 @@ __all__ = ["is_rerouted", "recomputes", "reroute", "restore"]
 _Loss: TypeAlias = Callable[..., Tensor]
 
 
-def reroute(module: torch.nn.Module, recompute: int) -> bool:
+def reroute(module: torch.nn.Module, recompute: Any) -> bool:
     """Give a language model of transformers brim's loss function, in place.
 
     Args:
@@ -88,7 +88,7 @@ def _causal_lm_loss(
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
     *,
-    recompute: int = False,
+    recompute: Any = False,
     **_: object,
 ) -> Tensor:
     """The loss of each position's logits against the label one further, or `shift_labels`."""

@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 __all__ = ["asking", "in_compiled_code", "runs_again"]
 
 IF_SHORT = 2
-"""The `recompute` of operators that keep everything until memory runs out: C++'s Again::if_short."""
+"""The `recompute` of operators that keep all until memory runs out: C++'s Again::kIfShort."""
 
 
-def asking(recompute: str | None) -> dict[str, int]:
+def asking(recompute: str | None) -> dict[str, Any]:
     """What `convert` was given, as arguments of linear layers and convolutions."""
     asks = IF_SHORT if recompute == "auto" else recompute is not None
     return {"recompute": asks, "runs_again": recompute in ("products", "auto")}

@@ -183,7 +183,8 @@ def _convert(
         else:
             change = _change_of(module, functions, recompute is not None)
             if functions:
-                reroutes = _causal_lm_loss.reroute(module, asking(recompute)["recompute"]) and not has_loss
+                asks = asking(recompute)["recompute"]
+                reroutes = _causal_lm_loss.reroute(module, asks) and not has_loss
         kind = type(module).__name__
         entry = ConvertedLayer(names[0], kind, change.reason, tuple(names), change.recognised)
         if change.to is not None:

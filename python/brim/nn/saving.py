@@ -63,7 +63,9 @@ def saving(recompute: str | None = None) -> Saving:
 def check_recompute(recompute: str | None) -> None:
     """Refuse any other value."""
     if recompute not in (None, "cheap", "products", "auto"):
-        raise ValueError(f'recompute must be None, "cheap", "products" or "auto", got {recompute!r}')
+        raise ValueError(
+            f'recompute must be None, "cheap", "products" or "auto", got {recompute!r}'
+        )
 
 
 class Saving(_C.Region):

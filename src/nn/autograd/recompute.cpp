@@ -300,8 +300,9 @@ bool prepare_to_recompute(Node& node, bool copies) {
     return layer->prepare_to_recompute(copies);
   }
   return output_kept_by(node) != nullptr ||
-         std::all_of(node.next_edges().begin(), node.next_edges().end(),
-                     [&](const Edge& edge) { return prepare_to_recompute(*edge.function, copies); });
+         std::all_of(node.next_edges().begin(), node.next_edges().end(), [&](const Edge& edge) {
+           return prepare_to_recompute(*edge.function, copies);
+         });
 }
 
 at::Tensor recompute(const Edge& origin) {

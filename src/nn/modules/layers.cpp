@@ -49,7 +49,7 @@ template <class Ours>
 void set_recompute(Module& layer, Recompute level) {
   if constexpr (requires(Ours ours) { ours.recompute; }) {
     const bool is_if_short = level == Recompute::automatic;
-    static_cast<Ours&>(layer).recompute = is_if_short ? Again(Again::if_short) : Again(true);
+    static_cast<Ours&>(layer).recompute = is_if_short ? Again(Again::kIfShort) : Again(true);
   }
   if constexpr (requires(Ours ours) { ours.runs_again; }) {
     static_cast<Ours&>(layer).runs_again = level >= Recompute::products;

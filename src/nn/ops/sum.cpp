@@ -90,8 +90,9 @@ class SumNode final : public OutputHoldingNode {
              nn::prepare_to_recompute(*next_edge(1).function, copies);
     }
     const std::lock_guard lock(mutex_);
-    relies_on_narrow_ = relies_on_narrow_ ||
-                        (narrow_.is_there() && nn::prepare_to_recompute(*wide_edge().function, copies));
+    relies_on_narrow_ =
+        relies_on_narrow_ ||
+        (narrow_.is_there() && nn::prepare_to_recompute(*wide_edge().function, copies));
     return relies_on_narrow_;
   }
 

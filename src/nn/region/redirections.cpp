@@ -78,7 +78,7 @@ void redirect(torch::Library& library) {
 
 Again asks() {
   const Recompute level = recompute_here();
-  return level == Recompute::automatic ? Again(Again::if_short)
+  return level == Recompute::automatic ? Again(Again::kIfShort)
                                        : Again(level != Recompute::nothing);
 }
 bool runs_again() { return recompute_here() >= Recompute::products; }
@@ -300,8 +300,9 @@ Maybe cross_entropy(const Tensor& x, const Tensor& target, Optional w, std::int6
 
 Maybe attend(const Tensor& query, const Tensor& key, const Tensor& value, Optional mask,
              double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  return asks().is_always() ? attention_again(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
-                : Maybe();
+  return asks().is_always()
+             ? attention_again(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+             : Maybe();
 }
 
 // -- The table ------------------------------------------------------------------------------------

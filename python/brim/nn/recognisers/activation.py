@@ -49,6 +49,10 @@ def _candidates(module: torch.nn.Module) -> Iterator[Options]:
             yield name, inplace
 
 
+def _asks(module: Any) -> Any:
+    return asking(module._brim_recompute)["recompute"]
+
+
 def _forward(kind: Kind, options: Options) -> Forward:
     name, inplace = options
     work = kind.forward
@@ -58,14 +62,13 @@ def _forward(kind: Kind, options: Options) -> Forward:
     run: Any = getattr(functional, name.removesuffix("_tanh"), None)
 
     def forward(self: Any, input: Tensor) -> Any:
-        return run(input, **fixed, recompute=asking(self._brim_recompute)["recompute"])
+        return run(input, **fixed, recompute=_asks(self))
 
     def by_name(self: Any, input: Tensor) -> Any:
-        return functional.activation(input, name, recompute=asking(self._brim_recompute)["recompute"])
+        return functional.activation(input, name, recompute=_asks(self))
 
     def again(self: Any, input: Tensor) -> Any:
-        recompute = asking(self._brim_recompute)["recompute"]
-        return functional.rerun(lambda x: work(self, x), input, recompute=recompute)
+        return functional.rerun(lambda x: work(self, x), input, recompute=_asks(self))
 
     return forward if name in _TORCHS else again if name == _RERUN else by_name
 

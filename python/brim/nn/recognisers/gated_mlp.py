@@ -42,7 +42,9 @@ def _forward(kind: Kind, options: Options) -> Forward:
             return work(self, x)
         made = [getattr(self, part)(x) for part in inner]
         run: Any = functional.gated if len(made) == 2 else functional.gated_packed
-        return getattr(self, last)(run(*made, name, recompute=asking(self._brim_recompute)["recompute"]))
+        return getattr(self, last)(
+            run(*made, name, recompute=asking(self._brim_recompute)["recompute"])
+        )
 
     return forward
 
