@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -500,3 +502,50 @@ def test_a_loop_that_holds_a_graph_for_ever_does_not_grow() -> None:
         model(torch.randn(2, 4)).sum().backward()
     assert brim.nn.pressure().values == 1
     del held
+
+
+_FORKS = """
+import os, threading, torch, brim
+with brim.budget("1GiB", "cpu"):  # its lock is the first that a fork takes
+    pass
+model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+brim.convert(model, recompute="auto")
+x = torch.randn(2, 4)
+done = False
+def work():
+    while not done:
+        model(x)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for each in threads:
+    each.start()
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+done = True
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fork_beside_a_forward_does_not_hang() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS], check=True, timeout=60)
+
+
+_HELD_BY_ONEDNN = """
+import torch, brim
+held = [torch.randn(64, 64 + i).to_mkldnn() for i in range(50)]
+model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
+brim.convert(model, recompute="auto")
+before = brim.memory_stats("cpu").allocated
+model(torch.randn(4, 8)).sum().backward()
+model.zero_grad()
+del held
+assert brim.memory_stats("cpu").allocated == before
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+@pytest.mark.filterwarnings("ignore")
+def test_what_onednn_held_before_the_first_layer_can_be_freed_after_it() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _HELD_BY_ONEDNN], check=True, timeout=60)

@@ -145,9 +145,8 @@ struct Device {
     }
   }
 
-  void begin_step(const at::Tensor& first) {
-    kind = c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()),
-                         budget_in_force(first.device()).value_or(0));
+  void begin_step(const at::Tensor& first, std::int64_t limit) {
+    kind = c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit);
     const auto known = plans.find(kind);
     plan = known != plans.end() ? &known->second : nullptr;
   }
@@ -286,9 +285,14 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
   slot->work = work / static_cast<double>(value.element_size());
   slot->device = value.device();
   Device& device = device_of(slot->device);
-  const std::lock_guard lock(device.mutex);
+  std::unique_lock lock(device.mutex);
   if (device.oldest == nullptr) {
-    device.begin_step(value);
+    lock.unlock();  // budgets have a lock of their own that is held during fork
+    const std::int64_t limit = budget_in_force(slot->device).value_or(0);
+    lock.lock();
+    if (device.oldest == nullptr) {
+      device.begin_step(value, limit);
+    }
   }
   slot->place = device.step.size();
   const bool goes = device.is_planned(slot->place, slot->bytes);
