@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import random
@@ -549,3 +550,17 @@ assert brim.memory_stats("cpu").allocated == before
 @pytest.mark.filterwarnings("ignore")
 def test_what_onednn_held_before_the_first_layer_can_be_freed_after_it() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", _HELD_BY_ONEDNN], check=True, timeout=60)
+
+
+def test_a_value_that_backward_works_with_does_not_count_as_freed() -> None:
+    norm, last = brim.nn.LayerNorm(64), brim.nn.Linear(64, 4, bias=False)
+    for layer in (norm, last):
+        brim.convert(layer, recompute="auto")
+    for at in range(1, 16):
+        brim.nn.reset_pressure()
+        loss = last(norm(torch.randn(128, 64, requires_grad=True))).sum()
+        with brim.testing.inject_oom(at=at), contextlib.suppress(torch.OutOfMemoryError):
+            loss.backward()
+            found = brim.nn.pressure()
+            assert found.dropped == found.recomputed
+        del loss

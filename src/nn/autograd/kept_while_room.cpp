@@ -209,7 +209,7 @@ struct Memory {
 };
 
 /// What would be freed by dropping values, the cheapest first, of these the oldest: it is needed
-/// last. Memory that others hold, too, would not be.
+/// last. Memory that others hold, too, would not be, nor what a backward has got and works with.
 std::vector<Memory> droppable(const Device& device) {
   std::vector<Memory> found;
   std::unordered_map<const void*, std::size_t> places;
@@ -225,7 +225,9 @@ std::vector<Memory> droppable(const Device& device) {
     }
   }
   std::erase_if(found, [](const Memory& memory) {
-    return memory.slots.front()->value.storage().use_count() != memory.slots.size();
+    return memory.slots.front()->value.storage().use_count() != memory.slots.size() ||
+           std::ranges::any_of(memory.slots,
+                               [](const Slot* s) { return s->value.use_count() != 1; });
   });
   std::ranges::stable_sort(found, {}, &Memory::work);
   return found;
