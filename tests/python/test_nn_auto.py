@@ -564,3 +564,16 @@ def test_a_value_that_backward_works_with_does_not_count_as_freed() -> None:
             found = brim.nn.pressure()
             assert found.dropped == found.recomputed
         del loss
+
+
+def test_logits_go_before_what_takes_more_to_compute_again() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 16), nn.Linear(16, 512))
+    brim.convert(model, recompute="auto")
+    hidden, logits = (4 * 256 * width for width in (128, 512))
+    with brim.saving("auto"):
+        loss = nn.functional.cross_entropy(model(torch.randn(256, 64)), torch.arange(256))
+    with brim.budget(brim.memory_stats("cpu").allocated, "cpu"):
+        torch.empty(hidden + 4, dtype=torch.uint8)
+    # The output of GELU, which is no product, and the logits; not the input of GELU, of 64 features.
+    assert brim.nn.pressure().dropped_bytes == hidden + logits
+    loss.backward()

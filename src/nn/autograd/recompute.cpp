@@ -273,6 +273,11 @@ bool is_from_product(const at::Tensor& value) {
   return layer != nullptr && layer->offers_product();
 }
 
+double work_of_maker(const at::Tensor& value) {
+  const SavingNode* const layer = layer_that_made(value);
+  return layer != nullptr ? layer->work() : 0;
+}
+
 double work_to_recompute(const at::Tensor& value) {
   const SavingNode* const layer = layer_that_made(value);
   return layer != nullptr && layer->offers_product() ? layer->work() : 0;
@@ -300,8 +305,9 @@ bool prepare_to_recompute(Node& node, bool copies) {
     return layer->prepare_to_recompute(copies);
   }
   return output_kept_by(node) != nullptr ||
-         std::all_of(node.next_edges().begin(), node.next_edges().end(),
-                     [&](const Edge& edge) { return prepare_to_recompute(*edge.function, copies); });
+         std::all_of(node.next_edges().begin(), node.next_edges().end(), [&](const Edge& edge) {
+           return prepare_to_recompute(*edge.function, copies);
+         });
 }
 
 at::Tensor recompute(const Edge& origin) {
