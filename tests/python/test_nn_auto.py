@@ -574,6 +574,33 @@ def test_logits_go_before_what_takes_more_to_compute_again() -> None:
         loss = nn.functional.cross_entropy(model(torch.randn(256, 64)), torch.arange(256))
     with brim.budget(brim.memory_stats("cpu").allocated, "cpu"):
         torch.empty(hidden + 4, dtype=torch.uint8)
-    # The output of GELU, which is no product, and the logits; not the input of GELU, of 64 features.
+    # The output of GELU, which is no product, and the logits; not its input, of 64 features.
     assert brim.nn.pressure().dropped_bytes == hidden + logits
     loss.backward()
+
+
+def test_two_models_in_turn_settle() -> None:
+    first, x = deep()
+    second = nn.Sequential(
+        *(
+            nn.Sequential(
+                *(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)),
+                *(nn.Linear(32, 192), nn.SiLU(), nn.Linear(192, 32)),
+            )
+            for _ in range(6)
+        )
+    )
+    models = [converted(first), converted(second)]
+    whole = peak_of(lambda: step(models[0], x))
+    models[0].zero_grad(set_to_none=True)
+    gc.collect()
+    requests = []
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.6 * whole), "cpu"):
+        for _ in range(5):
+            before = brim.nn.pressure().requests
+            for each in models:
+                step(each, x)
+                each.zero_grad(set_to_none=True)
+            requests.append(brim.nn.pressure().requests - before)
+    assert requests[0] > 0
+    assert requests[-1] == 0

@@ -43,7 +43,8 @@ struct Plan {
   bool is_tried = false;  // with less than was needed once
 };
 
-/// By the shape of a step's first value, and the limit in force.
+/// By the shape of a step's first value, and the limit in force; then by where it differs from the
+/// plan for that.
 using Plans = std::unordered_map<std::size_t, Plan>;
 
 constexpr std::size_t kMostPlans = 512;  // of loops whose shapes never come back
@@ -146,7 +147,11 @@ struct Device {
   }
 
   void begin_step(const at::Tensor& first, std::int64_t limit) {
-    kind = c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit);
+    be_of_kind(c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit));
+  }
+
+  void be_of_kind(std::size_t found) {
+    kind = found;
     const auto known = plans.find(kind);
     plan = known != plans.end() ? &known->second : nullptr;
   }
@@ -176,9 +181,16 @@ struct Device {
     is_short = false;
   }
 
-  [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) const {
-    return plan != nullptr && place < plan->step.size() && plan->step[place].bytes == bytes &&
-           plan->step[place].goes;
+  /// Whether the next value goes. The first one that is not as in the plan makes this another kind
+  /// of step: of another model, with the same first shape.
+  [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) {
+    const auto is_next = [&] {
+      return place < plan->step.size() && plan->step[place].bytes == bytes;
+    };
+    if (plan != nullptr && !is_next()) {
+      be_of_kind(c10::get_hash(kind, place, bytes));
+    }
+    return plan != nullptr && is_next() && plan->step[place].goes;
   }
 };
 
