@@ -604,3 +604,25 @@ def test_two_models_in_turn_settle() -> None:
             requests.append(brim.nn.pressure().requests - before)
     assert requests[0] > 0
     assert requests[-1] == 0
+
+
+def test_a_loop_settles_that_holds_what_its_backward_does_not_need() -> None:
+    body, x = deep()
+    ours, aside = converted(body), nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 4))
+    brim.convert(aside, recompute="auto")
+    whole = peak_of(lambda: step(ours, x))
+    ours.zero_grad(set_to_none=True)
+    gc.collect()
+    held: Tensor | None = None
+    requests = []
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.6 * whole), "cpu"):
+        for _ in range(6):
+            before = brim.nn.pressure().requests
+            middle = ours(x)
+            held = aside(middle)
+            middle.square().mean().backward()
+            ours.zero_grad(set_to_none=True)
+            requests.append(brim.nn.pressure().requests - before)
+    assert held is not None
+    assert requests[0] > 0
+    assert requests[-1] == 0

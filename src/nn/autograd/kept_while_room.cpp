@@ -20,8 +20,9 @@
 #include "nn/autograd/node.h"
 
 // A step of a training loop keeps the same values in the same order as the one before. So a step is
-// the time from the first value until there is none left, and the place of a value in its step says
-// which value it is. What had to go in one step is not kept in the next one of the same kind.
+// the time from the first value until there is none left, or next to none, and the place of a value
+// in its step says which value it is. What had to go in one step is not kept in the next one of the
+// same kind.
 
 namespace brim::nn {
 namespace {
@@ -97,6 +98,7 @@ class KeptWhileRoom::Slot {
   std::uint32_t version = 0;
   std::int64_t bytes = 0;  // of its memory
   double work = 0;         // to compute it again, per byte
+  std::size_t step = 0;    // its number
   std::size_t place = 0;   // in its step
   c10::Device device = c10::DeviceType::CPU;
   // In the list, from the oldest to the newest.
@@ -117,8 +119,12 @@ struct Device {
   Slot* oldest = nullptr;
   Slot* newest = nullptr;
   Pressure counts;
-  std::size_t kind = 0;  // of the step that runs
+  std::size_t live = 0;    // slots in the list
+  std::size_t number = 0;  // of the step that runs, and its kind
+  std::size_t kind = 0;
   Step step;
+  std::size_t most_live = 0;   // in this step
+  bool has_gone_back = false;  // a slot has gone since the last one came
   Plan* plan = nullptr;
   bool is_short = false;  // values went that the plan had kept
   Plans plans;
@@ -136,17 +142,30 @@ struct Device {
     slot.before = newest;
     (newest != nullptr ? newest->after : oldest) = &slot;
     newest = &slot;
+    most_live = std::max(most_live, ++live);
+    has_gone_back = false;
   }
 
   void remove(Slot& slot) {
     (slot.before != nullptr ? slot.before->after : oldest) = slot.after;
     (slot.after != nullptr ? slot.after->before : newest) = slot.before;
+    --live;
+    has_gone_back = true;
     if (oldest == nullptr) {
       end_step();
     }
   }
 
+  /// What is left of a step may be what its backward had no use for, and the program still holds.
+  [[nodiscard]] bool is_between_steps() const {
+    constexpr std::size_t kNextToNone = 8;
+    return oldest == nullptr || (has_gone_back && kNextToNone * live <= most_live);
+  }
+
   void begin_step(const at::Tensor& first, std::int64_t limit) {
+    end_step();
+    ++number;
+    most_live = live;
     be_of_kind(c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit));
   }
 
@@ -260,7 +279,7 @@ std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept try {
       dropped.push_back(std::move(slot->value));
       slot->value = at::Tensor();
       ++device.counts.dropped;
-      if (slot->place < device.step.size()) {
+      if (slot->step == device.number && slot->place < device.step.size()) {
         device.step[slot->place].goes = true;
         device.is_short = true;
       }
@@ -300,14 +319,15 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
   slot->device = value.device();
   Device& device = device_of(slot->device);
   std::unique_lock lock(device.mutex);
-  if (device.oldest == nullptr) {
+  if (device.is_between_steps()) {
     lock.unlock();  // budgets have a lock of their own that is held during fork
     const std::int64_t limit = budget_in_force(slot->device).value_or(0);
     lock.lock();
-    if (device.oldest == nullptr) {
+    if (device.is_between_steps()) {
       device.begin_step(value, limit);
     }
   }
+  slot->step = device.number;
   slot->place = device.step.size();
   const bool goes = device.is_planned(slot->place, slot->bytes);
   if (slot->place < kMostValues) {
