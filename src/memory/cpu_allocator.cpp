@@ -52,7 +52,8 @@ void free_block_of(std::size_t bytes, void* block) {
 struct Header {
   std::size_t bytes;
   std::size_t process;
-  bool noted;  // in a log, which also records its end
+  const void* data;  // behind it: so it is a header
+  bool noted;        // in a log, which also records its end
 };
 
 void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {
@@ -116,6 +117,7 @@ void CpuAllocator::install() {
   check_only_copy();
   // Priority 0 as torch's own: a higher one could never be replaced again by the user.
   static const bool once = [this] {
+    before = c10::GetCPUAllocator();
     c10::SetCPUAllocator(this, 0);
     in_use.store(true);
     return true;
@@ -168,9 +170,9 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     }
   }
   blocks_made.fetch_add(1, std::memory_order_relaxed);
-  const Header header{bytes, process, log_.is_open()};
-  std::memcpy(block, &header, sizeof(header));
   void* data = static_cast<char*>(block) + kHeaderBytes;
+  const Header header{bytes, process, data, log_.is_open()};
+  std::memcpy(block, &header, sizeof(header));
   if (header.noted) {
     log_.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size});
   }
@@ -225,6 +227,11 @@ void CpuAllocator::free_block(void* data) {
   void* block = static_cast<char*>(data) - kHeaderBytes;
   Header header{};
   std::memcpy(&header, block, sizeof(header));
+  if (header.data != data) {
+    // oneDNN frees by the allocator of that moment also what it had from the one before.
+    before->raw_deallocate(data);
+    return;
+  }
   if (header.process == process) {
     const auto size = static_cast<std::int64_t>(header.bytes);
     if (EventLog& log = made->log_; header.noted || log.is_open()) {

@@ -92,7 +92,8 @@ class CpuAllocator final : public c10::Allocator {
   static inline constinit std::atomic<std::int64_t> bytes_held{0};
   static inline constinit std::atomic<std::int64_t> blocks_made{0};
   static inline constinit std::atomic<std::int64_t> least_held{0};
-  static inline constinit CpuAllocator* made = nullptr;  // at the latest by its first block
+  static inline constinit CpuAllocator* made = nullptr;      // at the latest by its first block
+  static inline constinit c10::Allocator* before = nullptr;  // whose place it took
   static inline constinit std::size_t process{0};  // tells its blocks from those that it inherited
 
   std::atomic<std::int64_t> peak_{0};

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -571,3 +573,126 @@ def test_a_loop_that_holds_a_graph_for_ever_does_not_grow() -> None:
         model(torch.randn(2, 4)).sum().backward()
     assert brim.nn.pressure().values == 1
     del held
+
+
+_FORKS = """
+import os, threading, torch, brim
+with brim.budget("1GiB", "cpu"):  # its lock is the first that a fork takes
+    pass
+model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+brim.convert(model, recompute="auto")
+x = torch.randn(2, 4)
+done = False
+def work():
+    while not done:
+        model(x)
+threads = [threading.Thread(target=work) for _ in range(2)]
+for each in threads:
+    each.start()
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+done = True
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fork_beside_a_forward_does_not_hang() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS], check=True, timeout=60)
+
+
+_HELD_BY_ONEDNN = """
+import torch, brim
+held = [torch.randn(64, 64 + i).to_mkldnn() for i in range(50)]
+model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8))
+brim.convert(model, recompute="auto")
+before = brim.memory_stats("cpu").allocated
+model(torch.randn(4, 8)).sum().backward()
+model.zero_grad()
+del held
+assert brim.memory_stats("cpu").allocated == before
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+@pytest.mark.filterwarnings("ignore")
+def test_what_onednn_held_before_the_first_layer_can_be_freed_after_it() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _HELD_BY_ONEDNN], check=True, timeout=60)
+
+
+def test_a_value_that_backward_works_with_does_not_count_as_freed() -> None:
+    norm, last = brim.nn.LayerNorm(64), brim.nn.Linear(64, 4, bias=False)
+    for layer in (norm, last):
+        brim.convert(layer, recompute="auto")
+    for at in range(1, 16):
+        brim.nn.reset_pressure()
+        loss = last(norm(torch.randn(128, 64, requires_grad=True))).sum()
+        with brim.testing.inject_oom(at=at), contextlib.suppress(torch.OutOfMemoryError):
+            loss.backward()
+            found = brim.nn.pressure()
+            assert found.dropped == found.recomputed
+        del loss
+
+
+def test_logits_go_before_what_takes_more_to_compute_again() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 16), nn.Linear(16, 512))
+    brim.convert(model, recompute="auto")
+    hidden, logits = (4 * 256 * width for width in (128, 512))
+    with brim.saving("auto"):
+        loss = nn.functional.cross_entropy(model(torch.randn(256, 64)), torch.arange(256))
+    with brim.budget(brim.memory_stats("cpu").allocated, "cpu"):
+        torch.empty(hidden + 4, dtype=torch.uint8)
+    # The output of GELU, which is no product, and the logits; not its input, of 64 features.
+    assert brim.nn.pressure().dropped_bytes == hidden + logits
+    loss.backward()
+
+
+def test_two_models_in_turn_settle() -> None:
+    first, x = deep()
+    second = nn.Sequential(
+        *(
+            nn.Sequential(
+                *(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)),
+                *(nn.Linear(32, 192), nn.SiLU(), nn.Linear(192, 32)),
+            )
+            for _ in range(6)
+        )
+    )
+    models = [converted(first), converted(second)]
+    whole = peak_of(lambda: step(models[0], x))
+    models[0].zero_grad(set_to_none=True)
+    gc.collect()
+    requests = []
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.6 * whole), "cpu"):
+        for _ in range(5):
+            before = brim.nn.pressure().requests
+            for each in models:
+                step(each, x)
+                each.zero_grad(set_to_none=True)
+            requests.append(brim.nn.pressure().requests - before)
+    assert requests[0] > 0
+    assert requests[-1] == 0
+
+
+def test_a_loop_settles_that_holds_what_its_backward_does_not_need() -> None:
+    body, x = deep()
+    ours, aside = converted(body), nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 4))
+    brim.convert(aside, recompute="auto")
+    whole = peak_of(lambda: step(ours, x))
+    ours.zero_grad(set_to_none=True)
+    gc.collect()
+    held: Tensor | None = None
+    requests = []
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.6 * whole), "cpu"):
+        for _ in range(6):
+            before = brim.nn.pressure().requests
+            middle = ours(x)
+            held = aside(middle)
+            middle.square().mean().backward()
+            ours.zero_grad(set_to_none=True)
+            requests.append(brim.nn.pressure().requests - before)
+    assert held is not None
+    assert requests[0] > 0
+    assert requests[-1] == 0

@@ -20,8 +20,9 @@
 #include "nn/autograd/node.h"
 
 // A step of a training loop keeps the same values in the same order as the one before. So a step is
-// the time from the first value until there is none left, and the place of a value in its step says
-// which value it is. What had to go in one step is not kept in the next one of the same kind.
+// the time from the first value until there is none left, or next to none, and the place of a value
+// in its step says which value it is. What had to go in one step is not kept in the next one of the
+// same kind.
 
 namespace brim::nn {
 namespace {
@@ -55,7 +56,8 @@ struct Plan {
   }
 };
 
-/// By the shape of a step's first value, and the limit in force.
+/// By the shape of a step's first value, and the limit in force; then by where it differs from the
+/// plan for that.
 using Plans = std::unordered_map<std::size_t, Plan>;
 
 /// The values of a step, from those that take least to be computed again.
@@ -109,6 +111,7 @@ class KeptWhileRoom::Slot {
   std::uint32_t version = 0;
   std::int64_t bytes = 0;  // of its memory
   double work = 0;         // to compute it again, per byte
+  std::size_t step = 0;    // its number
   std::size_t place = 0;   // in its step
   c10::Device device = c10::DeviceType::CPU;
   // In the list, from the oldest to the newest.
@@ -129,8 +132,12 @@ struct Device {
   Slot* oldest = nullptr;
   Slot* newest = nullptr;
   Pressure counts;
-  std::size_t kind = 0;  // of the step that runs
+  std::size_t live = 0;    // slots in the list
+  std::size_t number = 0;  // of the step that runs, and its kind
+  std::size_t kind = 0;
   Step step;
+  std::size_t most_live = 0;   // in this step
+  bool has_gone_back = false;  // a slot has gone since the last one came
   Plan* plan = nullptr;
   std::int64_t retries = 0;  // of the device's allocator, when the step began
   bool is_short = false;     // values went that the plan had kept
@@ -149,11 +156,15 @@ struct Device {
     slot.before = newest;
     (newest != nullptr ? newest->after : oldest) = &slot;
     newest = &slot;
+    most_live = std::max(most_live, ++live);
+    has_gone_back = false;
   }
 
   void remove(Slot& slot) {
     (slot.before != nullptr ? slot.before->after : oldest) = slot.after;
     (slot.after != nullptr ? slot.after->before : newest) = slot.before;
+    --live;
+    has_gone_back = true;
     if (oldest == nullptr) {
       try {
         end_step(slot.device);
@@ -165,9 +176,21 @@ struct Device {
     }
   }
 
-  void begin_step(const at::Tensor& first) {
-    kind = c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()),
-                         budget_in_force(first.device()).value_or(0));
+  /// What is left of a step may be what its backward had no use for, and the program still holds.
+  [[nodiscard]] bool is_between_steps() const {
+    constexpr std::size_t kNextToNone = 8;
+    return oldest == nullptr || (has_gone_back && kNextToNone * live <= most_live);
+  }
+
+  void begin_step(const at::Tensor& first, std::int64_t limit) {
+    end_step();
+    ++number;
+    most_live = live;
+    be_of_kind(c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit));
+  }
+
+  void be_of_kind(std::size_t found) {
+    kind = found;
     const auto known = plans.find(kind);
     plan = known != plans.end() ? &known->second : nullptr;
     if (plan != nullptr) {
@@ -200,9 +223,16 @@ struct Device {
     plan = nullptr;
   }
 
-  [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) const {
-    return plan != nullptr && place < plan->step.size() && plan->step[place].bytes == bytes &&
-           plan->step[place].goes;
+  /// Whether the next value goes. The first one that is not as in the plan makes this another kind
+  /// of step: of another model, with the same first shape.
+  [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes) {
+    const auto is_next = [&] {
+      return place < plan->step.size() && plan->step[place].bytes == bytes;
+    };
+    if (plan != nullptr && !is_next()) {
+      be_of_kind(c10::get_hash(kind, place, bytes));
+    }
+    return plan != nullptr && is_next() && plan->step[place].goes;
   }
 };
 
@@ -233,7 +263,7 @@ struct Memory {
 };
 
 /// What would be freed by dropping values, the cheapest first, of these the oldest: it is needed
-/// last. Memory that others hold, too, would not be.
+/// last. Memory that others hold, too, would not be, nor what a backward has got and works with.
 std::vector<Memory> droppable(const Device& device) {
   std::vector<Memory> found;
   std::unordered_map<const void*, std::size_t> places;
@@ -249,7 +279,9 @@ std::vector<Memory> droppable(const Device& device) {
     }
   }
   std::erase_if(found, [](const Memory& memory) {
-    return memory.slots.front()->value.storage().use_count() != memory.slots.size();
+    return memory.slots.front()->value.storage().use_count() != memory.slots.size() ||
+           std::ranges::any_of(memory.slots,
+                               [](const Slot* s) { return s->value.use_count() != 1; });
   });
   std::ranges::stable_sort(found, {}, &Memory::work);
   return found;
@@ -270,7 +302,7 @@ std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept try {
       dropped.push_back(std::move(slot->value));
       slot->value = at::Tensor();
       ++device.counts.dropped;
-      if (slot->place < device.step.size()) {
+      if (slot->step == device.number && slot->place < device.step.size()) {
         device.step[slot->place].goes = true;
         device.is_short = true;
       }
@@ -309,10 +341,16 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
   slot->work = work / static_cast<double>(value.element_size());
   slot->device = value.device();
   Device& device = device_of(slot->device);
-  const std::lock_guard lock(device.mutex);
-  if (device.oldest == nullptr) {
-    device.begin_step(value);
+  std::unique_lock lock(device.mutex);
+  if (device.is_between_steps()) {
+    lock.unlock();  // budgets have a lock of their own that is held during fork
+    const std::int64_t limit = budget_in_force(slot->device).value_or(0);
+    lock.lock();
+    if (device.is_between_steps()) {
+      device.begin_step(value, limit);
+    }
   }
+  slot->step = device.number;
   slot->place = device.step.size();
   const bool goes = device.is_planned(slot->place, slot->bytes);
   if (slot->place < kMostValues) {

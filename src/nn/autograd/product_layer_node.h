@@ -39,6 +39,8 @@ class ProductLayerNode : public OutputHoldingNode {
     }
     if (is_offered_) {
       allow_to_run_again(input, bias);
+    }
+    if (recompute.is_if_short()) {
       work_ = work_of(weight);
     }
   }

@@ -273,6 +273,11 @@ bool is_from_product(const at::Tensor& value) {
   return layer != nullptr && layer->offers_product();
 }
 
+double work_of_maker(const at::Tensor& value) {
+  const SavingNode* const layer = layer_that_made(value);
+  return layer != nullptr ? layer->work() : 0;
+}
+
 double work_to_recompute(const at::Tensor& value) {
   const SavingNode* const layer = layer_that_made(value);
   return layer != nullptr && layer->offers_product() ? layer->work() : 0;

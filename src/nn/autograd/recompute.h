@@ -87,6 +87,9 @@ class LayersBefore {
 /// @returns false if one of them cannot
 [[nodiscard]] bool prepare_to_recompute(Node& node, bool copies);
 
+/// For a loss, whose maker runs again also where it does not offer that to others.
+[[nodiscard]] double work_of_maker(const at::Tensor& value);
+
 /// For a loss: whether the layer that made `value`, through views and at most one copy, prepared to
 /// run again (see SavingNode::prepare_for_loss). recompute() of the value's own node then does so.
 [[nodiscard]] bool prepare_maker_for_loss(const at::Tensor& value, bool copies);

@@ -75,7 +75,7 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
     if (asks_now(recompute) && prepare_maker_for_loss(logits, recompute.is_always())) {
       origin_ = origin_of(logits);
       if (recompute.is_if_short()) {
-        while_room_.set(logits, 2.0 * static_cast<double>(logits.size(-1)));
+        while_room_.set(logits, work_of_maker(logits));
       }
       return;
     }
