@@ -163,7 +163,7 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
     reserve(size);
     try {
       block = allocate_block(bytes);
-    } catch (const c10::Error& error) {
+    } catch (const c10::Error& error) {  // out of memory: it is tried again, or refused
       release(size);
       refuse(size, size, allocated(),
              std::string(": the system has no more (") + error.what_without_backtrace() + ")");

@@ -301,14 +301,13 @@ std::int64_t SizeSearch::shrink_choice(std::int64_t high) const {
     } else if (guess == 0 && shown && failed->need() > failed->available) {
       // In proportion, any size above `most` fails where this one did. Most works go on to need
       // more: it takes the place of a size of halving that could be left out. It is worth a failure
-      // of its own where one request is too large by itself, and not the first of the call; the
-      // middle is, where little was missing and nothing shows yet how the need grows.
+      // of its own where one request is too large by itself; the middle is, where little was
+      // missing and nothing shows yet how the need grows.
       const double times =
           std::max(shown->lower(static_cast<double>(failure_)) / std::max(usable(), 1.0), 1.0);
       const double most = static_cast<double>(failure_) / times;
       const bool learns = failures_ <= 1 && !failed->trace && times < search::kClearly;
-      const bool is_one =
-          failed->trace && failed->peak > 0 && static_cast<double>(*failed->requested) > usable();
+      const bool is_one = failed->trace && static_cast<double>(*failed->requested) > usable();
       guess = static_cast<std::int64_t>(learns ? std::midpoint(static_cast<double>(half), most)
                                                : most * (1 - search::kGuessMargin));
       spent += learns || is_one ? 0 : 1;

@@ -129,7 +129,7 @@ def test_cannot_be_opened_twice_at_once_nor_closed_before() -> None:
         ({"count": 0}, ValueError, "count must be 1 or more, got 0"),
         ({"count": -(2**63)}, ValueError, "count must be 1 or more"),
         ({"count": 2.0}, TypeError, "count must be an int"),
-        ({"device": "cuda:0"}, ValueError, "device must be cpu, got cuda:0"),
+        ({"device": "mps:0"}, ValueError, "device must be cpu or cuda, got mps:0"),
         ({"device": "nonsense"}, ValueError, "device must be a string such as"),
         ({"device": 1.5}, TypeError, "device must be"),
     ],

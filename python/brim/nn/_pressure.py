@@ -42,11 +42,15 @@ kept, as earlier steps had shown; 12 were computed again
         if not self.dropped and not self.foreseen:
             return "memory was never short: nothing was given up"
         return (
-            f"{self.requests} allocations were served by giving up {self.dropped} values "
+            f"{_several(self.requests, 'allocation')} served by giving up {self.dropped} values "
             f"({_C.format_bytes(self.dropped_bytes)}); {self.foreseen} more "
             f"({_C.format_bytes(self.foreseen_bytes)}) were not kept, as earlier steps had shown; "
             f"{self.recomputed} were computed again"
         )
+
+
+def _several(count: int, what: str) -> str:
+    return f"1 {what} was" if count == 1 else f"{count} {what}s were"
 
 
 def pressure() -> Pressure:

@@ -128,6 +128,7 @@ std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept;
 /// The values of one device.
 struct Device {
   std::atomic<bool> has_begun{false};
+  c10::Device device = c10::DeviceType::CPU;
   std::mutex mutex;
   Slot* oldest = nullptr;
   Slot* newest = nullptr;
@@ -146,6 +147,7 @@ struct Device {
   /// The device's allocator asks for these values from now on, if it can.
   void begin(c10::Device on) {
     if (!has_begun.load(std::memory_order_relaxed)) {
+      device = on;
       set_reclaim(drop);
       backend_for(on).gates();
       has_begun.store(true);
@@ -166,13 +168,7 @@ struct Device {
     --live;
     has_gone_back = true;
     if (oldest == nullptr) {
-      try {
-        end_step(slot.device);
-      } catch (const std::exception&) {  // of the lists' memory: nothing is learned
-        plan = nullptr;
-      }
-      step.clear();
-      is_short = false;
+      end_step();
     }
   }
 
@@ -194,13 +190,13 @@ struct Device {
     const auto known = plans.find(kind);
     plan = known != plans.end() ? &known->second : nullptr;
     if (plan != nullptr) {
-      retries = backend_for(first.device()).retries(first.device());
+      retries = backend_for(device).retries(device);
     }
   }
 
   /// The next step of this kind does without as many bytes as this one, or at times with less, to
   /// see whether there is room again.
-  void end_step(c10::Device on) {
+  void learn() {
     if (is_short) {
       choose_again(step);
       if (plan == nullptr) {
@@ -211,7 +207,7 @@ struct Device {
       }
       plan->step = std::move(step);
       plan->be_patient();
-    } else if (plan != nullptr && backend_for(on).retries(on) != retries) {
+    } else if (plan != nullptr && backend_for(device).retries(device) != retries) {
       // It fitted, but for lack of room torch's allocator took its time.
       change_a_little(plan->step, /*keeps=*/false);
       plan->be_patient();
@@ -220,7 +216,17 @@ struct Device {
       plan->served = 0;
       plan->is_tried = true;
     }
+  }
+
+  void end_step() noexcept {
+    try {
+      learn();
+    } catch (const std::exception&) {
+      // Of the lists' memory: nothing is learned.
+    }
+    step.clear();
     plan = nullptr;
+    is_short = false;
   }
 
   /// Whether the next value goes. The first one that is not as in the plan makes this another kind
