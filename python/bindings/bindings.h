@@ -18,6 +18,7 @@ namespace py = pybind11;
 void register_adapt(py::module_& m);
 void register_allocator_model(py::module_& m);
 void register_batching(py::module_& m);
+void register_blocks(py::module_& m);
 void register_buckets(py::module_& m);
 void register_dist(py::module_& m);
 void register_fake_results(py::module_& m);

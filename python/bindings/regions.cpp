@@ -1,17 +1,15 @@
 // Regions of brim.saving(), and those of converted modules. Without pybind11 where each call of a
 // module passes.
 
-#include <brim/nn/saving.h>
+#include "regions.h"
 
 #include "bindings.h"
 
 namespace brim::python {
-namespace {
 
 using nn::Recompute;
 using nn::Saving;
 
-/// What Python writes as None, "cheap", "products" and "auto", which was checked before.
 Recompute level_of(PyObject* recompute) {
   const auto is = [&](const char* name) {
     return PyUnicode_Check(recompute) != 0 &&
@@ -23,17 +21,7 @@ Recompute level_of(PyObject* recompute) {
                               : Recompute::products;
 }
 
-/// The state of this thread is as before when this ends.
-class PutBack {
- public:
-  PutBack() = default;
-  PutBack(const PutBack&) = delete;
-  PutBack& operator=(const PutBack&) = delete;
-  ~PutBack() { Saving::set_state(before_); }
-
- private:
-  Saving::State before_ = Saving::state();
-};
+namespace {
 
 /// In C++, as Python could be interrupted between a region's end and `finally`.
 extern "C" PyObject* within(PyObject* /*self*/, PyObject* const* values, Py_ssize_t count,
@@ -42,8 +30,7 @@ extern "C" PyObject* within(PyObject* /*self*/, PyObject* const* values, Py_ssiz
     PyErr_SetString(PyExc_TypeError, "within takes a level and a function with its arguments");
     return nullptr;
   }
-  const PutBack put_back;
-  Saving::set_state(Saving::within(level_of(values[0]), /*of_module=*/true));
+  const InModuleRegion in_region(values[0]);
   return PyObject_Vectorcall(values[1], values + 2, static_cast<std::size_t>(count - 2), names);
 }
 

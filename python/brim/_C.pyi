@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Signature
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -73,6 +73,15 @@ class RegionState: ...
 
 def within(
     recompute: str | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any: ...
+def within_block(
+    recompute: str | Literal[False] | None,
+    again: Callable[..., object],
+    function: Callable[..., Any],
+    module: torch.nn.Module,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any: ...
 def region_state() -> RegionState: ...
 
@@ -650,7 +659,7 @@ def rerun(
     recompute: int,
     is_cheap: bool,
 ) -> Tensor: ...
-def pressure() -> tuple[int, int, int, int, int, int, int, int]: ...
+def pressure() -> tuple[int, int, int, int, int, int, int, int, int]: ...
 def reset_pressure() -> None: ...
 
 class _Operators:

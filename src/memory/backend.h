@@ -58,6 +58,9 @@ class DeviceBackend {
   /// request: that takes long. 0 where there is no such allocator.
   virtual std::int64_t retries(c10::Device /*device*/) { return 0; }
 
+  /// Whether what this thread runs there is captured for a graph, such as CUDA's.
+  virtual bool is_capturing() { return false; }
+
   /// What its allocator does; null where the device cannot tell.
   virtual EventLog* log() { return nullptr; }
 

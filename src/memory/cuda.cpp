@@ -94,6 +94,8 @@ class CudaBackend final : public AcceleratorBackend {
     return caching::getDeviceStats(device.index()).num_alloc_retries;
   }
 
+  bool is_capturing() override { return CudaAllocator::is_capturing(); }
+
   EventLog* log() override {
     // torch cannot be told to stop calling, so this is done once, at the first use.
     static const bool attached = attach();

@@ -8,13 +8,10 @@
 #include "memory/reclaim.h"
 
 namespace brim {
-namespace {
 
-bool is_capturing() {
+bool CudaAllocator::is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
-
-}  // namespace
 
 CudaAllocator* CudaAllocator::install() {
   static CudaAllocator* const installed = []() -> CudaAllocator* {

@@ -24,6 +24,9 @@ class CudaAllocator final : public caching::CUDAAllocator {
   /// is in the way (a pluggable one). @returns null then
   static CudaAllocator* install();
 
+  /// Whether a CUDA graph captures what this thread runs.
+  static bool is_capturing();
+
   AllocationGates& gates() { return gates_; }
 
   /// @throws c10::OutOfMemoryError if nothing is left to be reclaimed, or while a CUDA graph is

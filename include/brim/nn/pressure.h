@@ -16,7 +16,8 @@ struct Pressure {
   std::int64_t dropped_bytes = 0;  ///< bytes that this freed
   std::int64_t foreseen = 0;       ///< values that were not kept, because such a step needed it
   std::int64_t foreseen_bytes = 0;
-  std::int64_t recomputed = 0;  ///< values that backward computed again
+  std::int64_t recomputed = 0;  ///< values that backward computed again, without those of blocks
+  std::int64_t blocks = 0;      ///< blocks of layers that ran again as a whole
 };
 
 /// Thread-safe.

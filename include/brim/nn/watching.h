@@ -19,6 +19,9 @@ struct HooksThatWatch {
   bool (*holds)(const torch::autograd::SavedVariable& saved) = nullptr;
 };
 
+/// Those of this thread.
+[[nodiscard]] BRIM_API HooksThatWatch hooks_that_watch() noexcept;
+
 /// For this thread, until the next call. The objects must live until then.
 BRIM_API void set_hooks_that_watch(const HooksThatWatch& hooks) noexcept;
 

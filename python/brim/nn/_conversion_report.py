@@ -58,6 +58,7 @@ class ConversionReport:
             redirected there, as by `brim.saving()`.
         hint: what would save more; "" if there is nothing.
         changed: one entry per module that was brim's already and has another `recompute` now.
+        blocks: one entry per module that may run again as a whole, with `recompute="auto"`.
 
     Example:
         >>> import torch, brim
@@ -74,6 +75,7 @@ class ConversionReport:
     functions: tuple[ConvertedLayer, ...] = ()
     hint: str = ""
     changed: tuple[ConvertedLayer, ...] = ()
+    blocks: tuple[ConvertedLayer, ...] = ()
 
     @property
     def pressure(self) -> Pressure:
@@ -101,6 +103,9 @@ class ConversionReport:
         if self.functions:
             modules = "module" if len(self.functions) == 1 else "modules"
             head += f", functions redirected in {len(self.functions)} {modules}"
+        if self.blocks:
+            blocks = "block" if len(self.blocks) == 1 else "blocks"
+            head += f", {len(self.blocks)} {blocks} may run again"
         for reason, count in Counter(each.reason for each in self.changed).items():
             modules = "module" if count == 1 else "modules"
             head += f", {count} {modules} changed: {reason}"

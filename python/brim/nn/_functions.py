@@ -17,10 +17,11 @@ from torch.compiler import is_compiling
 
 from brim import _C
 from brim.nn import functional
+from brim.nn._blocks import run_again
 from brim.nn._compiled import in_compiled_code
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
 
-__all__ = ["calls_functions", "first_inside_regions", "leave_out", "take_in", "with_functions"]
+__all__ = ["as_block", "calls_functions", "first_inside_regions", "leave_out", "take_in", "with_functions"]
 
 
 def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
@@ -36,17 +37,42 @@ def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | N
         'Gate'
         >>> with_functions(torch.nn.Sequential(Gate()))
     """
+    methods = _methods_with_functions(module, recompute)
+    return derived(type(module), Recipe("functions", methods)) if methods else None
+
+
+def as_block(module: torch.nn.Module, functions: bool) -> tuple[Kind, bool]:
+    """The same for a module that can run again as a whole, and whether it calls functions."""
+    methods = _methods_with_functions(module, recompute=True) if functions else ()
+    recipe = Recipe("functions", (*(name for name in methods if name != "forward"), "forward"))
+    return derived(type(module), recipe), bool(methods)
+
+
+def _methods_with_functions(module: torch.nn.Module, recompute: bool) -> tuple[str, ...]:
     methods = tuple(
         name for name, uses in _uses_of(type(module)).items() if uses.fit(module, recompute)
     )
     if not methods and any(map(_is_function, module.__dict__.values())):
         methods = ("forward",)
-    return derived(type(module), Recipe("functions", methods)) if methods else None
+    return methods
 
 
 def _members(kind: Kind, *methods: str) -> tuple[tuple[Kind, ...], Mapping[str, Any]]:
     changed = {name: _region(getattr(kind, name)) for name in methods}
-    return (kind,), {**changed, "_brim_recompute": None}
+    if "forward" in changed:
+        changed["forward"] = _block(kind.forward, changed["forward"])
+    return (kind,), {**changed, "_brim_recompute": None, "_brim_block": None}
+
+
+def _block(work: Any, region: Any) -> Any:
+    @functools.wraps(work)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._brim_block is None or is_compiling():
+            return region(self, *args, **kwargs)
+        level = self._brim_recompute if self._brim_block == "region" else False
+        return _C.within_block(level, run_again, work, self, *args, **kwargs)
+
+    return run
 
 
 def _region(work: Any) -> Any:

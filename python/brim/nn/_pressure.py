@@ -20,11 +20,12 @@ class Pressure(NamedTuple):
         dropped_bytes: bytes that this freed.
         foreseen: values that were not kept at all, because an earlier step like this one needed it.
         foreseen_bytes: their bytes.
-        recomputed: values that backward computed again.
+        recomputed: values that backward computed again, without those of blocks.
+        blocks: blocks of layers that ran again as a whole.
 
     Example:
         >>> import brim
-        >>> print(brim.nn.Pressure(0, 0, 2, 3, 3 << 20, 9, 9 << 20, 12))
+        >>> print(brim.nn.Pressure(0, 0, 2, 3, 3 << 20, 9, 9 << 20, 12, 0))
         2 allocations were served by giving up 3 values (3.00 MiB); 9 more (9.00 MiB) were not \
 kept, as earlier steps had shown; 12 were computed again
     """
@@ -37,15 +38,17 @@ kept, as earlier steps had shown; 12 were computed again
     foreseen: int
     foreseen_bytes: int
     recomputed: int
+    blocks: int
 
     def __str__(self) -> str:
         if not self.dropped and not self.foreseen:
             return "memory was never short: nothing was given up"
+        blocks = f", and {_several(self.blocks, 'block')} run again as a whole" if self.blocks else ""
         return (
             f"{_several(self.requests, 'allocation')} served by giving up {self.dropped} values "
             f"({_C.format_bytes(self.dropped_bytes)}); {self.foreseen} more "
             f"({_C.format_bytes(self.foreseen_bytes)}) were not kept, as earlier steps had shown; "
-            f"{self.recomputed} were computed again"
+            f"{self.recomputed} were computed again{blocks}"
         )
 
 

@@ -15,6 +15,7 @@ from brim._arguments import flag, shown
 from brim._state.undoing import Undoing, undo_modules
 from brim.memory import is_out_of_memory
 from brim.nn import _causal_lm_loss, modules
+from brim.nn._blocks import repeated_blocks
 from brim.nn._compiled import asking
 from brim.nn._conversion_report import ConversionReport, ConvertedLayer
 from brim.nn._derived import (
@@ -27,6 +28,7 @@ from brim.nn._derived import (
     refuse_script,
 )
 from brim.nn._functions import (
+    as_block,
     calls_functions,
     first_inside_regions,
     leave_out,
@@ -90,6 +92,7 @@ def convert(
     skip: Choices | None = None,
     recompute: str | None = None,
     functions: bool = True,
+    blocks: Choices | None = None,
 ) -> ConversionReport:
     """Change the layers of a model to brim's, in place.
 
@@ -112,23 +115,28 @@ def convert(
             the last of a bottleneck) runs again in backward, so that the activation or
             normalisation after it does not keep that output: the least memory, and about a tenth
             more work per step. "auto": nothing before memory is short; then values that "products"
-            would not keep are dropped, just enough, and backward computes them again
-            (docs/explanation/nn.md, "Only when memory is short"). None: neither. Also for what an earlier `convert` made brim's, so
-            the last call counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
+            would not keep are dropped, just enough, and backward computes them again; where that
+            is not enough, whole `blocks` run again (docs/explanation/nn.md, "Only when memory is
+            short"). None: neither. Also for what an earlier `convert` made brim's, so the last call
+            counts; layers of `brim.nn` that you gave a `recompute` yourself keep it
             where this is None. Under torch.compile it tells the compiler's partitioner to do the
             same (docs/explanation/nn.md, "Works with").
         functions: also redirect the functions that modules call in their own forward (`F.gelu`,
             products of two tensors), as `brim.saving()` does. Language models of transformers also
             get brim's loss.
+        blocks: with "auto", the modules that may run again as a whole, given as `only`, without
+            what is inside of them; `()` for none. None: those that the model repeats, as the layers
+            of a transformer.
 
     Returns:
         A report, not the model, which you have: what was replaced, what was changed, and what was
         neither and why. (`restore` leaves nothing to report and returns the model.)
 
     Raises:
-        TypeError: if `model` is no module, `only` or `skip` holds anything else, or `functions`
-            is no bool.
-        ValueError: if a pattern matches no name, or `recompute` is unknown.
+        TypeError: if `model` is no module, `only`, `skip` or `blocks` holds anything else, or
+            `functions` is no bool.
+        ValueError: if a pattern matches no name, `recompute` is unknown, or `blocks` is given
+            without "auto".
 
     Example:
         >>> import torch, brim
@@ -150,9 +158,11 @@ def convert(
     check_module(model)
     check_recompute(recompute)
     flag("functions", functions)
+    if blocks is not None and recompute != "auto":
+        raise ValueError(f'blocks is for recompute="auto", got recompute={recompute!r}')
     with Undoing() as undo:  # all or nothing: an interrupt leaves no model that is half converted
         undo_modules(undo, model)
-        report = _convert(model, only, skip, recompute, functions)
+        report = _convert(model, only, skip, recompute, functions, blocks)
         undo.keep()
     return report
 
@@ -163,10 +173,16 @@ def _convert(
     skip: Choices | None,
     recompute: str | None,
     functions: bool,
+    blocks: Choices | None,
 ) -> ConversionReport:
     places = _places(model)
     chosen = places.keys() if only is None else _matching("only", only, places)
     left_out = set() if skip is None else _matching("skip", skip, places)
+    to_run_again: set[Module] = set()
+    if recompute == "auto":
+        named = None if blocks is None else _matching("blocks", blocks, places, inside=False)
+        to_run_again = repeated_blocks(model) if named is None else named
+    blocks_found: list[ConvertedLayer] = []
     replaced: list[ConvertedLayer] = []
     kept: list[ConvertedLayer] = []
     around: list[ConvertedLayer] = []
@@ -181,7 +197,7 @@ def _convert(
         elif module in left_out:
             change = _Change("left out by skip")
         else:
-            change = _change_of(module, functions, recompute is not None)
+            change = _change_of(module, functions, recompute is not None, module in to_run_again)
             if functions:
                 asks = asking(recompute)["recompute"]
                 reroutes = _causal_lm_loss.reroute(module, asks) and not has_loss
@@ -191,13 +207,17 @@ def _convert(
             module.__class__ = change.to
         if change.reason in ("", ALREADY):
             _set_mode(module, recompute)
+        module.__dict__.pop("_brim_block", None)
+        if module in to_run_again and change.to is not None and calls_functions(change.to):
+            module.__dict__["_brim_block"] = "region" if change.calls else "alone"
+            blocks_found.append(entry)
         was_ours = change.again or change.reason == ALREADY
         if (was_ours or has_loss) and (after := _mode_of(module)) != before:
             reason = f"recompute is {_quoted(after)} now, it was {_quoted(before)}"
             changed.append(replace(entry, reason=reason))
-        elif reroutes or (calls_functions(type(module)) and not was_ours and change.to is not None):
+        elif reroutes or (change.calls and not was_ours):
             around.append(entry)
-        elif change.to is not None and not was_ours:
+        elif change.to is not None and not was_ours and not calls_functions(change.to):
             replaced.append(entry)
         elif is_layer(module):
             kept.append(replace(entry, reason=ALREADY) if was_ours else entry)
@@ -205,7 +225,9 @@ def _convert(
     for module in first_inside_regions(model, unchosen):
         leave_out(module)
     hint = conversion_hint(model, recompute)
-    return ConversionReport(tuple(replaced), tuple(kept), tuple(around), hint, tuple(changed))
+    return ConversionReport(
+        tuple(replaced), tuple(kept), tuple(around), hint, tuple(changed), tuple(blocks_found)
+    )
 
 
 def restore(model: Module) -> Module:
@@ -238,7 +260,7 @@ def restore(model: Module) -> Module:
             take_in(module)
             _causal_lm_loss.restore(module)
             own = ("recompute", "runs_again") if own_base(kind) is not None else ()
-            for mark in ("_brim_recompute", *own):
+            for mark in ("_brim_recompute", "_brim_block", *own):
                 module.__dict__.pop(mark, None)
             module.__class__ = original_of(kind) or ORIGINALS.get(kind, kind)
         undo.keep()
@@ -325,28 +347,34 @@ class _Change(NamedTuple):
         to: its new class.
         recognised: as what, for the report.
         again: it had a region around its functions before.
+        calls: it calls functions, which are redirected.
     """
 
     reason: str = ""
     to: type[Module] | None = None
     recognised: str = ""
     again: bool = False
+    calls: bool = False
 
 
-def _change_of(module: Module, functions: bool, recompute: bool) -> _Change:
+def _change_of(module: Module, functions: bool, recompute: bool, is_block: bool) -> _Change:
     kind = type(module)
     recipe = recipe_of(kind)
     if functions and recipe is not None and recipe.maker == "functions":
-        # Which methods are regions depends on `recompute`.
+        # Which methods are regions depends on `recompute` and `blocks`.
         original: Any = original_of(kind)
         module.__class__ = original
-        region = kind if _obstacle(module) else _first_change_of(module, True, recompute).to
+        is_stuck = bool(_obstacle(module))
+        change = _first_change_of(module, True, recompute, is_block)
         module.__class__ = kind
-        return _Change(to=region or original, again=True)
-    return _first_change_of(module, functions, recompute)
+        to = kind if is_stuck else change.to or original
+        return change._replace(reason="", to=to, again=True)
+    return _first_change_of(module, functions, recompute, is_block)
 
 
-def _first_change_of(module: Module, functions: bool, recompute: bool) -> _Change:
+def _first_change_of(
+    module: Module, functions: bool, recompute: bool, is_block: bool
+) -> _Change:
     kind = type(module)
     reason = _obstacle(module)
     if reason:
@@ -360,8 +388,11 @@ def _first_change_of(module: Module, functions: bool, recompute: bool) -> _Chang
         known = recognise(module)
         if known is not None and known.kind is not None:
             return _Change(to=known.kind, recognised=known.what)
-        if functions and (region := with_functions(module, recompute)) is not None:
-            return _Change(to=region)
+        if is_block:
+            region, calls = as_block(module, functions)
+            return _Change(to=region, calls=calls)
+        if functions and (found := with_functions(module, recompute)) is not None:
+            return _Change(to=found, calls=True)
     except Exception as error:  # of the class's own, such as __init_subclass__
         if is_out_of_memory(error):  # a layer that was not compared is not one that differs
             raise
@@ -417,8 +448,10 @@ def same_work(kind: type[Module], base: type[Module]) -> bool:
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in WORK)
 
 
-def _matching(argument: str, choices: Choices, places: Mapping[Module, list[str]]) -> set[Module]:
-    """The modules that any of the choices means."""
+def _matching(
+    argument: str, choices: Choices, places: Mapping[Module, list[str]], inside: bool = True
+) -> set[Module]:
+    """The modules that any of the choices means; also those `inside` of what a type or name is."""
     wrong = TypeError(
         f"{argument} must be a type of module, a pattern for names, a function of name and module, "
         f"or a collection of these, got {choices!r}"
@@ -440,5 +473,5 @@ def _matching(argument: str, choices: Choices, places: Mapping[Module, list[str]
             continue
         else:
             raise wrong
-        found.update(module for root in roots for module in root.modules())
+        found.update(module for root in roots for module in (root.modules() if inside else [root]))
     return found

@@ -7,14 +7,13 @@
 
 namespace brim::nn {
 
+struct Slot;
+
 /// A value that can be computed again in backward, kept for as long as there is room. If memory
 /// runs out, in whatever thread, it is dropped (see pressure.h); whoever holds it finds nothing
 /// then, and computes it again.
 class KeptWhileRoom {
  public:
-  /// One value, in the list of all.
-  class Slot;
-
   KeptWhileRoom() noexcept;
   KeptWhileRoom(KeptWhileRoom&&) noexcept;
   KeptWhileRoom& operator=(KeptWhileRoom&&) noexcept;

@@ -43,7 +43,7 @@ at::Tensor memory_of(const at::Tensor& input) {
 SavingNode* producer_of(const at::Tensor& made) {
   auto* const node = dynamic_cast<SavingNode*>(made.grad_fn().get());
   const bool is_its_output =
-      node != nullptr && node->is_near() && node->output() == version_of(made);
+      node != nullptr && node->has_same_hooks() && node->output() == version_of(made);
   return is_its_output ? node : nullptr;
 }
 
@@ -121,6 +121,8 @@ const void* hooks_in_force() {
   return top == watching.unpack ? watching.below : top;
 }
 
+HooksThatWatch hooks_that_watch() noexcept { return watching; }
+
 void set_hooks_that_watch(const HooksThatWatch& hooks) noexcept { watching = hooks; }
 
 bool is_watched(const SavedVariable& saved) {
@@ -138,7 +140,7 @@ TensorVersion version_of(const at::Tensor& tensor) {
 
 void tell_producer_kept(const at::Tensor& input) {
   const at::Tensor made = memory_of(input);
-  if (SavingNode* const node = producer_of(made)) {
+  if (SavingNode* const node = producer_of(made); node != nullptr && node->is_near()) {
     node->output_is_kept(made);
   }
 }

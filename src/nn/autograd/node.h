@@ -34,6 +34,9 @@ using torch::autograd::variable_list;
 /// Which saved-tensor hooks are in force; null for none, or for those that only watch.
 [[nodiscard]] const void* hooks_in_force();
 
+/// Which run of a block (brim/nn/block.h) goes on in this thread; 0 for none.
+[[nodiscard]] std::uint64_t block_here();
+
 /// Whether a layer asks the layers before it, at this call. What is kept while there is room is not
 /// seen by saved-tensor hooks: under hooks, it is kept as torch keeps it.
 [[nodiscard]] inline bool asks_now(Again again) {
@@ -80,9 +83,13 @@ class SavingNode : public Node {
   }
 
   /// Whether layers that run now may communicate with this one: not across the border of
-  /// saved-tensor hooks. What a checkpointed region keeps must not depend on what came before it,
-  /// which is another graph when the region runs again.
-  [[nodiscard]] bool is_near() const { return hooks_ == hooks_in_force(); }
+  /// saved-tensor hooks, or of a block. What a region that runs again keeps must not depend on what
+  /// came before it, which is another graph when the region runs again.
+  [[nodiscard]] bool is_near() const { return has_same_hooks() && block_ == block_here(); }
+
+  /// The same without the border of blocks, which counts for nothing where a value is overwritten:
+  /// such a block does not run again.
+  [[nodiscard]] bool has_same_hooks() const { return hooks_ == hooks_in_force(); }
 
   /// A consumer keeps `output`, the value that this node made, for its own backward.
   virtual void output_is_kept(const at::Tensor& output) { (void)output; }
@@ -150,6 +157,7 @@ class SavingNode : public Node {
 
  private:
   const void* hooks_ = hooks_in_force();
+  std::uint64_t block_ = block_here();
   TensorVersion output_;
   c10::VariableVersion version_;
 };

@@ -1,6 +1,5 @@
 #include "nn/ops/attention.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -9,9 +8,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <mutex>
+#include <optional>
 
 #include "nn/autograd/node.h"
+#include "nn/autograd/random_state.h"
 
 namespace brim::nn {
 namespace {
@@ -19,30 +19,6 @@ namespace {
 using MaybeTensor = std::optional<at::Tensor>;
 
 constexpr std::int64_t kWrittenOut = 0;  // at::sdp::SDPBackend::math
-
-/// The random numbers of the CPU; `state` is put in force while this lives.
-class RandomState {
- public:
-  explicit RandomState(const at::Tensor& state) : before_(now()) { set(state); }
-  RandomState(const RandomState&) = delete;
-  RandomState& operator=(const RandomState&) = delete;
-  ~RandomState() { set(before_); }
-
-  static at::Tensor now() {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    return generator.get_state();
-  }
-
- private:
-  static void set(const at::Tensor& state) {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(state);
-  }
-
-  at::Tensor before_;
-};
 
 /// A real tensor that takes one row of memory, in the place of one that is only traced.
 at::Tensor stand_in(const at::Tensor& tensor) {
@@ -84,11 +60,11 @@ class Attention {
     if (dropout_p_ == 0.0) {
       return run(inputs);
     }
-    if (!random_state_.defined()) {
-      random_state_ = RandomState::now();
+    if (!random_state_) {
+      random_state_.emplace(c10::DeviceType::CPU);
       return run(inputs);
     }
-    const RandomState as_before(random_state_);
+    const WithRandomState as_before(*random_state_, c10::DeviceType::CPU);
     return run(inputs);
   }
 
@@ -108,7 +84,7 @@ class Attention {
   std::optional<double> scale_;
   bool enable_gqa_;
   std::uint32_t version_;
-  at::Tensor random_state_;
+  std::optional<RandomState> random_state_;  // of the CPU, if it needs some
 };
 
 }  // namespace

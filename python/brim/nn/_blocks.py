@@ -1,0 +1,82 @@
+"""Which modules can run again as a whole when memory is short, and how they do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from brim._state.undoing import Undoing
+
+__all__ = ["repeated_blocks", "run_again"]
+
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+
+
+def repeated_blocks(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The layers of a transformer, the bottlenecks of a ResNet: what a model repeats.
+
+    These are modules in lists and sequences whose class comes more than once there, and that have
+    at least two weights of matrices or filters: one is what the layers before can give again. Of
+    blocks inside of blocks the inner ones.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2)
+        >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        >>> len(repeated_blocks(model))
+        3
+    """
+    listed = {
+        child
+        for module in model.modules()
+        if isinstance(module, _LISTS)
+        for child in module.children()
+        if not isinstance(child, _LISTS) and _products(child) > 1
+    }
+    times = Counter(type(module) for module in listed)
+    repeated = {module for module in listed if times[type(module)] > 1}
+    return {
+        module
+        for module in repeated
+        if not any(inner in repeated for inner in module.modules() if inner is not module)
+    }
+
+
+def _products(module: torch.nn.Module) -> int:
+    return sum(parameter.dim() > 1 for parameter in module.parameters())
+
+
+def run_again(
+    function: Callable[..., Any],
+    module: torch.nn.Module,
+    modes: list[tuple[torch.nn.Module, bool]],
+    statistics: list[tuple[dict[str, torch.Tensor], str]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """A call of a module once more, which leaves nothing behind.
+
+    Args:
+        function: the work of the module.
+        module: its first argument.
+        modes: the training flags of the modules at the first call.
+        statistics: buffers that the first call changed: running statistics.
+        args: the other arguments.
+        kwargs: the named ones.
+    """
+    with Undoing() as undo:
+        for each, training in modes:
+            undo.callback(partial(_put_back, each, dict(vars(each))))
+            each.training = training
+        for table, name in statistics:
+            undo.callback(partial(table.__setitem__, name, table[name]))
+            table[name] = table[name].clone()
+        function(module, *args, **kwargs)
+
+
+def _put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
+    vars(module).clear()
+    vars(module).update(attributes)

@@ -1,0 +1,246 @@
+#include <brim/nn/block.h>
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/TracerMode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "memory/backend.h"
+#include "nn/autograd/circumstances.h"
+#include "nn/autograd/node.h"
+#include "nn/autograd/slots.h"
+
+namespace brim::nn {
+namespace {
+
+std::uint64_t next_run() {
+  static std::atomic<std::uint64_t> runs{0};
+  return ++runs;
+}
+
+/// An accelerator, if one of them is there.
+const at::Tensor& first_of(const std::vector<at::Tensor>& inputs) {
+  const auto found = std::ranges::find_if(inputs, [](const auto& x) { return !x.is_cpu(); });
+  return found != inputs.end() ? *found : inputs.front();
+}
+
+std::size_t hash_of(const void* part, const std::vector<at::Tensor>& inputs) {
+  std::size_t hash = c10::get_hash(part);
+  for (const at::Tensor& input : inputs) {
+    for (const std::int64_t size : input.sizes()) {
+      hash = c10::hash_combine(hash, static_cast<std::size_t>(size));
+    }
+    hash = c10::hash_combine(hash, static_cast<std::size_t>(input.scalar_type()));
+  }
+  return hash;
+}
+
+BlockSlots::Read read_of(const at::Tensor& tensor) {
+  return {tensor.unsafeGetTensorImpl()->version_counter(), version_of(tensor).version};
+}
+
+/// Whether it is held by others anyway, or cannot be given up like other tensors.
+bool stays(const at::Tensor& tensor, c10::Device device) {
+  return (tensor.is_leaf() && tensor.requires_grad()) || is_traced(tensor) ||
+         !tensor.has_storage() || tensor.numel() == 0 || tensor.device() != device;
+}
+
+/// After a run that failed: what it gave is let go.
+void forget_values(BlockSlots& block, DeviceSlots& device) {
+  std::vector<at::Tensor> forgotten;  // end after the lock
+  const std::lock_guard lock(device.mutex);
+  for (Slot* const slot : block.values) {
+    if (slot != nullptr && slot->shape != 0) {
+      forgotten.push_back(std::exchange(slot->value, at::Tensor()));
+    }
+  }
+  block.has_run = false;
+}
+
+}  // namespace
+
+struct Block::State {
+  State(const at::Tensor& first, std::string called)
+      : name(std::move(called)), circumstances(first.device()) {
+    own.device = first.device();
+  }
+
+  [[nodiscard]] c10::Device device() const { return own.device; }
+
+  std::string name;
+  std::size_t kind = 0;   // of the call
+  std::int64_t held = 0;  // on the device, when it began
+  Circumstances circumstances;
+  BlockSlots slots;
+  Slot own;  // without a value: the step goes on for as long as the block is there
+  std::function<void()> call;
+  std::mutex mutex;  // several threads of backward may ask
+};
+
+// -- What autograd saved -------------------------------------------------------------------------
+
+Block::Saved::Saved(Saved&&) noexcept = default;
+
+Block::Saved::~Saved() {
+  if (slot_ != nullptr) {
+    end_slot(std::move(slot_));
+  }
+}
+
+bool Block::Saved::is_there() const {
+  if (slot_ == nullptr) {
+    return true;
+  }
+  const std::lock_guard lock(slots_of(slot_->device).mutex);
+  return slot_->value.defined();
+}
+
+at::Tensor Block::Saved::get() const {
+  // What a slot holds stays its own, so that it needs no GIL to end.
+  const at::Tensor value = slot_ == nullptr ? value_ : value_of(*slot_);
+  TORCH_CHECK(value.defined() && (slot_ != nullptr || version_of(value).version == version_),
+              "one of the variables needed for gradient computation has been modified by an "
+              "inplace operation");
+  return slot_ == nullptr ? value : value.tensor_data();
+}
+
+Block::Saved Block::save(const at::Tensor& tensor) {
+  const RunningBlock& running = running_block();
+  Saved saved;
+  if (!stays(tensor, running.device)) {
+    saved.slot_ = slot_for(tensor, StepValue::kBlock);
+  }
+  if (saved.slot_ == nullptr) {
+    saved.value_ = is_traced(tensor) ? tensor : tensor.tensor_data();
+    saved.version_ = version_of(tensor).version;
+  }
+  return saved;
+}
+
+// -- The block -----------------------------------------------------------------------------------
+
+bool Block::can_begin(const std::vector<at::Tensor>& inputs) {
+  const auto is_plain = [](const at::Tensor& input) {
+    return !is_traced(input) && input.has_storage();
+  };
+  return at::GradMode::is_enabled() && !inputs.empty() && running_block().block == nullptr &&
+         at::SavedTensorDefaultHooks::is_enabled() &&
+         at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
+         at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
+         !at::tracer::impl::is_dispatch_enabled() &&
+         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther) &&
+         std::ranges::all_of(inputs, is_plain) &&
+         !backend_for(first_of(inputs).device()).is_capturing();
+}
+
+bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& inputs) {
+  const c10::Device on = first_of(inputs).device();
+  const std::int64_t limit = budget_in_force(on).value_or(0);
+  DeviceSlots& device = slots_of(on);
+  std::unique_lock lock(device.mutex);
+  const auto known = device.needs.find(hash_of(part, inputs));
+  if (known == device.needs.end()) {
+    return true;
+  }
+  const std::int64_t need = known->second;
+  return need + need / 4 > device.recent_room(lock, limit);
+}
+
+Block::Block(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tensor>& inputs,
+                                    std::string name) {
+  const at::Tensor& first = first_of(inputs);
+  const std::shared_ptr<Block> block(new Block(std::make_unique<State>(first, std::move(name))));
+  State& state = *block->state_;
+  state.kind = hash_of(part, inputs);
+  for (const at::Tensor& input : inputs) {
+    state.slots.reads.push_back(read_of(input));
+  }
+  DeviceSlots& device = slots_of(state.device());
+  device.begin(state.device());
+  state.held = backend_for(state.device()).peak(state.device()).current;
+  std::unique_lock lock(device.mutex);
+  device.begin_step_if_none(lock, first);
+  BlockSlots& slots = state.slots;
+  slots.goes = device.take_place(slots.step, slots.place, 0, StepValue::kBlock);
+  device.add(state.own);
+  running_block() = {
+      .block = block.get(), .slots = &slots, .device = state.device(), .number = next_run()};
+  return block;
+}
+
+void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_again) {
+  running_block() = {};
+  State& state = *state_;
+  BlockSlots& slots = state.slots;
+  const bool can_go = run_again != nullptr && slots.is_untouched();
+  for (const at::Tensor& tensor : reads) {
+    slots.reads.push_back(read_of(tensor));
+  }
+  DeviceSlots& device = slots_of(state.device());
+  std::vector<at::Tensor> dropped;  // ends after the lock
+  const std::lock_guard lock(device.mutex);
+  if (can_go) {
+    slots.can_go = true;
+    state.call = std::move(run_again);
+    device.end_block(slots, dropped);
+  }
+}
+
+Block::~Block() {
+  constexpr std::size_t kMostNeeds = 4096;  // of loops whose shapes never come back
+  DeviceSlots& device = slots_of(state_->device());
+  const std::int64_t need =
+      backend_for(state_->device()).peak(state_->device()).peak - state_->held;
+  const std::lock_guard lock(device.mutex);
+  if (device.needs.size() >= kMostNeeds) {
+    device.needs.clear();
+  }
+  std::int64_t& most = device.needs[state_->kind];
+  most = std::max(most, need);
+  device.remove(state_->own);
+}
+
+bool Block::has_all() {
+  const RunningBlock& running = running_block();
+  return running.is_again && running.next == running.slots->values.size();
+}
+
+void Block::run_again() {
+  State& state = *state_;
+  BlockSlots& slots = state.slots;
+  const std::lock_guard once(state.mutex);
+  DeviceSlots& device = slots_of(state.device());
+  {
+    const std::lock_guard lock(device.mutex);
+    if (std::exchange(slots.has_run, true)) {
+      return;
+    }
+    ++device.counts.blocks;
+  }
+  const RunningBlock before = std::exchange(running_block(), {.block = this,
+                                                              .slots = &slots,
+                                                              .device = state.device(),
+                                                              .number = next_run(),
+                                                              .is_again = true});
+  try {
+    TORCH_CHECK(slots.is_untouched(), "what ", state.name,
+                " reads has been modified by an inplace operation since its forward, and memory "
+                "was too short to keep what its backward needs");
+    state.circumstances.run(state.call);
+    TORCH_CHECK(has_all(), kOtherValues);
+  } catch (...) {
+    running_block() = before;
+    forget_values(slots, device);
+    throw;
+  }
+  running_block() = before;
+}
+
+}  // namespace brim::nn

@@ -1,0 +1,439 @@
+#include "nn/autograd/slots.h"
+
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "fork.h"
+#include "memory/backend.h"
+#include "memory/reclaim.h"
+#include "nn/autograd/node.h"
+
+namespace brim::nn {
+namespace {
+
+constexpr std::size_t kMostPlans = 512;                    // of loops whose shapes never come back
+constexpr std::size_t kMostValues = std::size_t{1} << 16;  // of a step: a graph may live for ever
+
+/// Calls the slots' own.
+std::int64_t drop(c10::Device on, std::int64_t bytes) noexcept try {
+  return slots_of(on).drop(bytes);
+} catch (const std::bad_alloc&) {  // of its lists
+  return 0;
+}
+
+/// The CPU's, and those of accelerators by their number; later ones share.
+using Devices = std::array<DeviceSlots, 65>;
+
+Devices& devices() {
+  static Devices& all = *new Devices;  // never destroyed: tensors may outlive everything else
+  static const bool once = [] {
+    for (DeviceSlots& each : all) {
+      hold_during_fork(each.mutex);
+    }
+    return true;
+  }();
+  (void)once;
+  return all;
+}
+
+}  // namespace
+
+bool BlockSlots::is_untouched() const {
+  return std::ranges::all_of(reads, [](const Read& read) {
+    return !read.counter.enabled() || read.counter.current_version() == read.version;
+  });
+}
+
+DeviceSlots& slots_of(c10::Device device) {
+  const std::size_t index = device.is_cpu() ? 0 : 1 + std::max<int>(device.index(), 0);
+  return devices()[std::min(index, std::tuple_size_v<Devices> - 1)];
+}
+
+std::size_t shape_of(const at::Tensor& value) {
+  return c10::get_hash(value.sizes().vec(), value.strides().vec(),
+                       static_cast<int>(value.scalar_type()));
+}
+
+RunningBlock& running_block() {
+  thread_local RunningBlock running;
+  return running;
+}
+
+// -- Steps ---------------------------------------------------------------------------------------
+
+void DeviceSlots::begin(c10::Device on) {
+  if (!has_begun_.load(std::memory_order_relaxed)) {
+    device_ = on;
+    set_reclaim(brim::nn::drop);
+    backend_for(on).gates();
+    has_begun_.store(true);
+  }
+}
+
+/// What is left of a step may be what its backward had no use for, and the program still holds.
+bool DeviceSlots::is_between_steps() const {
+  constexpr std::size_t kNextToNone = 8;
+  return oldest_ == nullptr || (has_gone_back_ && kNextToNone * live_ <= most_live_);
+}
+
+void DeviceSlots::begin_step_if_none(std::unique_lock<std::mutex>& lock, const at::Tensor& first) {
+  if (is_between_steps()) {
+    lock.unlock();  // budgets have a lock of their own that is held during fork
+    const std::int64_t limit = budget_in_force(first.device()).value_or(0);
+    lock.lock();
+    if (is_between_steps()) {
+      begin_step(first, limit);
+    }
+  }
+}
+
+void DeviceSlots::begin_step(const at::Tensor& first, std::int64_t limit) {
+  end_step();
+  ++number_;
+  most_live_ = live_;
+  be_of_kind(c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit));
+}
+
+void DeviceSlots::be_of_kind(std::size_t found) {
+  kind_ = found;
+  const auto known = plans_.find(kind_);
+  plan_ = known != plans_.end() ? &known->second : nullptr;
+  if (plan_ != nullptr) {
+    retries_ = backend_for(device_).retries(device_);
+  }
+}
+
+/// The next step of this kind does without as many bytes as this one, or at times with less, to see
+/// whether there is room again.
+void DeviceSlots::learn() {
+  if (is_short_) {
+    if (plan_ == nullptr) {
+      if (plans_.size() >= kMostPlans) {
+        plans_.clear();
+      }
+      plan_ = &plans_[kind_];
+    }
+    plan_->make_of(std::move(step_));
+  } else if (plan_ != nullptr) {
+    plan_->has_served(backend_for(device_).retries(device_) != retries_);
+  }
+}
+
+void DeviceSlots::end_step() noexcept {
+  try {
+    learn();
+  } catch (const std::exception&) {
+    // Of the lists' memory: nothing is learned.
+  }
+  step_.clear();
+  plan_ = nullptr;
+  is_short_ = false;
+}
+
+/// Whether the next value goes. The first one that is not as in the plan makes this another kind of
+/// step: of another model, with the same first shape.
+bool DeviceSlots::is_planned(std::size_t place, std::int64_t bytes, double work) {
+  const bool is_block = work == StepValue::kBlock;
+  const auto is_next = [&] {
+    const Step& step = plan_->step();
+    return place < step.size() && step[place].is_block() == is_block &&
+           (is_block || step[place].bytes == bytes);
+  };
+  if (plan_ != nullptr && !is_next()) {
+    be_of_kind(c10::get_hash(kind_, place, is_block ? -1 : bytes));
+  }
+  return plan_ != nullptr && is_next() && plan_->step()[place].goes;
+}
+
+bool DeviceSlots::take_place(std::size_t& step, std::size_t& place, std::int64_t bytes,
+                             double work) {
+  step = number_;
+  place = step_.size();
+  const bool goes = is_planned(place, bytes, work);
+  if (place < kMostValues) {
+    step_.push_back({bytes, work, goes});
+  }
+  return goes;
+}
+
+void DeviceSlots::note_gone(std::size_t step, std::size_t place) {
+  if (step == number_ && place < step_.size()) {
+    step_[place].goes = true;
+    is_short_ = true;
+  }
+}
+
+void DeviceSlots::forget() {
+  counts = {};
+  plans_.clear();
+  plan_ = nullptr;
+  needs.clear();
+}
+
+std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit) {
+  constexpr std::chrono::milliseconds kRecent{5};
+  const auto now = std::chrono::steady_clock::now();
+  if (room_asked_ + kRecent < now || room_limit_ != limit) {
+    lock.unlock();
+    const std::int64_t room = backend_for(device_).headroom(device_).free;
+    lock.lock();
+    room_ = room;
+    room_asked_ = now;
+    room_limit_ = limit;
+  }
+  return room_;
+}
+
+namespace {
+
+/// It is gone from here on.
+at::Tensor take_value(Slot& slot) {
+  slot.shape = shape_of(slot.value);
+  return std::exchange(slot.value, at::Tensor());
+}
+
+}  // namespace
+
+// -- The list ------------------------------------------------------------------------------------
+
+void DeviceSlots::add(Slot& slot) {
+  slot.before = newest_;
+  (newest_ != nullptr ? newest_->after : oldest_) = &slot;
+  newest_ = &slot;
+  most_live_ = std::max(most_live_, ++live_);
+  has_gone_back_ = false;
+}
+
+void DeviceSlots::remove(Slot& slot) {
+  (slot.before != nullptr ? slot.before->after : oldest_) = slot.after;
+  (slot.after != nullptr ? slot.after->before : newest_) = slot.before;
+  if (slot.of != nullptr && slot.number < slot.of->values.size()) {
+    slot.of->values[slot.number] = nullptr;
+  }
+  --live_;
+  has_gone_back_ = true;
+  if (oldest_ == nullptr) {
+    end_step();
+  }
+}
+
+/// What would be freed by dropping values, the cheapest first, of these the oldest: it is needed
+/// last. Then by dropping blocks, the oldest first. Memory that others hold, too, would not be
+/// freed, nor what a backward has got and works with.
+std::vector<DeviceSlots::Memory> DeviceSlots::droppable() const {
+  std::vector<Memory> found;
+  std::unordered_map<const void*, std::size_t> places;
+  for (Slot* slot = oldest_; slot != nullptr; slot = slot->after) {
+    if (slot->value.defined()) {
+      const void* const storage = slot->value.storage().unsafeGetStorageImpl();
+      const auto [place, is_new] = places.try_emplace(storage, found.size());
+      if (is_new) {
+        found.emplace_back();
+      }
+      Memory& memory = found[place->second];
+      memory.slots.push_back(slot);
+      if (slot->is_blocks()) {
+        memory.block = slot->of;
+      } else {
+        memory.work += slot->work;
+      }
+    }
+  }
+  std::unordered_map<const BlockSlots*, bool> can_go;
+  const auto can_be_had_again = [&](const Slot* slot) {
+    if (slot->value.use_count() != 1) {
+      return false;
+    }
+    if (!slot->is_blocks()) {
+      return true;
+    }
+    const auto [known, is_new] = can_go.try_emplace(slot->of, false);
+    if (is_new) {
+      known->second = slot->of->can_go && !slot->of->has_run && slot->of->is_untouched();
+    }
+    return known->second;
+  };
+  std::erase_if(found, [&](const Memory& memory) {
+    return memory.slots.front()->value.storage().use_count() != memory.slots.size() ||
+           !std::ranges::all_of(memory.slots, can_be_had_again);
+  });
+  std::ranges::stable_sort(found, [](const Memory& one, const Memory& other) {
+    if (one.block == nullptr || other.block == nullptr) {
+      return one.block == nullptr && (other.block != nullptr || one.work < other.work);
+    }
+    return std::pair(one.block->step, one.block->place) <
+           std::pair(other.block->step, other.block->place);
+  });
+  return found;
+}
+
+void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped) {
+  std::unordered_map<const void*, std::vector<Slot*>> memories;
+  for (Slot* const slot : block.values) {
+    if (slot != nullptr && slot->value.defined()) {
+      memories[slot->value.storage().unsafeGetStorageImpl()].push_back(slot);
+    }
+  }
+  std::int64_t bytes = 0;
+  for (const auto& [storage, slots] : memories) {
+    const Slot& one = *slots.front();
+    if (one.value.storage().use_count() != slots.size() ||
+        std::ranges::none_of(slots, &Slot::is_blocks)) {
+      continue;
+    }
+    bytes += one.bytes;
+    for (Slot* const slot : slots) {
+      if (block.goes) {
+        dropped.push_back(take_value(*slot));
+        ++counts.foreseen;
+      }
+    }
+  }
+  if (block.goes) {
+    block.is_gone = true;
+    counts.foreseen_bytes += bytes;
+  }
+  if (block.step == number_ && block.place < step_.size()) {
+    step_[block.place].bytes = bytes;
+  }
+}
+
+std::int64_t DeviceSlots::drop(std::int64_t bytes) {
+  std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
+  std::int64_t freed = 0;
+  const std::lock_guard lock(mutex);
+  const BlockSlots* begun = nullptr;  // a block that runs again for one value gives the others, too
+  for (const Memory& memory : droppable()) {
+    if (freed >= bytes && (memory.block == nullptr || memory.block != begun)) {
+      break;
+    }
+    begun = memory.block;
+    freed += memory.slots.front()->bytes;
+    for (Slot* const slot : memory.slots) {
+      dropped.push_back(take_value(*slot));
+      ++counts.dropped;
+      if (slot->is_blocks()) {
+        slot->of->is_gone = true;
+        note_gone(slot->of->step, slot->of->place);
+      } else {
+        note_gone(slot->step, slot->place);
+      }
+    }
+  }
+  counts.requests += freed > 0 ? 1 : 0;
+  counts.dropped_bytes += freed;
+  return freed;
+}
+
+// -- Slots ---------------------------------------------------------------------------------------
+
+namespace {
+
+/// To the slot of the first run, where it is missed.
+void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& value) {
+  const std::lock_guard lock(device.mutex);
+  const std::vector<Slot*>& values = running.slots->values;
+  const std::size_t number = running.next++;
+  TORCH_CHECK(number < values.size(), kOtherValues);
+  Slot* const slot = values[number];
+  if (slot != nullptr && !slot->value.defined()) {
+    TORCH_CHECK(slot->shape == shape_of(value), kOtherValues);
+    slot->value = value.tensor_data();
+    slot->version = version_of(value).version;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
+  const c10::Device on = value.device();
+  DeviceSlots& device = slots_of(on);
+  device.begin(on);
+  RunningBlock& running = running_block();
+  const bool is_in_block = running.block != nullptr && running.device == on;
+  if (is_in_block && running.is_again) {
+    give_again(running, device, value);
+    return nullptr;
+  }
+  auto slot = std::make_unique<Slot>();
+  slot->value = value.tensor_data();
+  slot->version = version_of(value).version;
+  slot->bytes = static_cast<std::int64_t>(value.storage().nbytes());
+  slot->work = work;
+  slot->device = on;
+  std::unique_lock lock(device.mutex);
+  device.begin_step_if_none(lock, value);
+  bool goes =
+      !slot->is_blocks() && device.take_place(slot->step, slot->place, slot->bytes, slot->work);
+  if (is_in_block) {
+    slot->block = running.block->shared_from_this();
+    slot->of = running.slots;
+    slot->number = slot->of->values.size();
+    slot->of->values.push_back(slot.get());
+  }
+  if (goes) {
+    take_value(*slot);
+    ++device.counts.foreseen;
+    device.counts.foreseen_bytes += slot->bytes;
+  }
+  device.add(*slot);
+  return slot;
+}
+
+void end_slot(std::unique_ptr<Slot> slot) noexcept {
+  // Its value, and perhaps its block, end after the lock.
+  DeviceSlots& device = slots_of(slot->device);
+  const std::lock_guard lock(device.mutex);
+  device.remove(*slot);
+}
+
+at::Tensor value_of(const Slot& slot) {
+  DeviceSlots& device = slots_of(slot.device);
+  std::unique_lock lock(device.mutex);
+  if (!slot.value.defined() && slot.of != nullptr && slot.of->is_gone && !slot.of->has_run) {
+    lock.unlock();
+    slot.block->run_again();
+    lock.lock();
+  }
+  if (slot.value.defined() && version_of(slot.value).version == slot.version) {
+    return slot.value;
+  }
+  ++device.counts.recomputed;
+  return {};
+}
+
+std::uint64_t block_here() { return running_block().number; }
+
+Pressure pressure() {
+  Pressure result;
+  for (DeviceSlots& device : devices()) {
+    const std::lock_guard lock(device.mutex);
+    const Pressure& counts = device.counts;
+    result.requests += counts.requests;
+    result.dropped += counts.dropped;
+    result.dropped_bytes += counts.dropped_bytes;
+    result.foreseen += counts.foreseen;
+    result.foreseen_bytes += counts.foreseen_bytes;
+    result.recomputed += counts.recomputed;
+    result.blocks += counts.blocks;
+    for (const Slot* slot = device.oldest(); slot != nullptr; slot = slot->after) {
+      result.values += slot->value.defined() ? 1 : 0;
+      result.value_bytes += slot->value.defined() ? slot->bytes : 0;
+    }
+  }
+  return result;
+}
+
+void reset_pressure() {
+  for (DeviceSlots& device : devices()) {
+    const std::lock_guard lock(device.mutex);
+    device.forget();
+  }
+}
+
+}  // namespace brim::nn

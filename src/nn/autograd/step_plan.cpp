@@ -1,0 +1,80 @@
+#include "nn/autograd/step_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace brim::nn {
+namespace {
+
+constexpr int kMostPatience = 1024;
+
+/// From those that take least to be computed again.
+std::vector<StepValue*> by_work(Step& step) {
+  std::vector<StepValue*> values;
+  for (StepValue& value : step) {
+    values.push_back(&value);
+  }
+  std::ranges::stable_sort(values, {}, &StepValue::work);
+  return values;
+}
+
+std::int64_t bytes_that_go(const Step& step) {
+  std::int64_t bytes = 0;
+  for (const StepValue& value : step) {
+    bytes += value.goes ? value.bytes : 0;
+  }
+  return bytes;
+}
+
+/// As many bytes go as now, of those that take least.
+void choose_again(Step& step) {
+  std::int64_t bytes = bytes_that_go(step);
+  for (StepValue* const value : by_work(step)) {
+    value->goes = bytes > 0 && value->bytes > 0;
+    bytes -= value->bytes;
+  }
+}
+
+/// An eighth of the bytes that go are kept again, of those that take most; or as many more go, of
+/// those that take least.
+void change_a_little(Step& step, bool keeps) {
+  std::vector<StepValue*> values = by_work(step);
+  if (keeps) {
+    std::ranges::reverse(values);
+  }
+  std::int64_t bytes = std::max<std::int64_t>(bytes_that_go(step) / 8, 1);
+  for (StepValue* const value : values) {
+    if (value->goes == keeps && value->bytes > 0 && bytes > 0) {
+      value->goes = !keeps;
+      bytes -= value->bytes;
+    }
+  }
+}
+
+}  // namespace
+
+void StepPlan::make_of(Step&& step) {
+  step_ = std::move(step);
+  choose_again(step_);
+  be_patient();
+}
+
+void StepPlan::has_served(bool barely) {
+  if (barely) {
+    change_a_little(step_, /*keeps=*/false);
+    be_patient();
+  } else if (++served_ >= patience_) {
+    change_a_little(step_, /*keeps=*/true);
+    served_ = 0;
+    is_tried_ = true;
+  }
+}
+
+void StepPlan::be_patient() {
+  if (std::exchange(is_tried_, false)) {
+    patience_ = std::min(2 * patience_, kMostPatience);
+  }
+  served_ = 0;
+}
+
+}  // namespace brim::nn
