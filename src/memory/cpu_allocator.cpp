@@ -80,8 +80,9 @@ void refuse(std::int64_t bytes, std::int64_t missing, std::int64_t in_use, const
   c10::reportOutOfMemoryToProfiler(bytes,
                                    static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
                                    c10::Device(c10::DeviceType::CPU));
+  const std::string gone = given_up(c10::DeviceType::CPU);
   const std::string text = "CPU out of memory. Tried to allocate " + with_exact(bytes) + " with " +
-                           with_exact(in_use) + " in use" + why;
+                           with_exact(in_use) + " in use" + why + (gone.empty() ? "" : "; ") + gone;
   remember_refusal(text, {.kind = OomKind::host_memory,
                           .device = c10::DeviceType::CPU,
                           .requested = bytes,

@@ -5,6 +5,9 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
+#include <string>
+#include <utility>
+
 #include "memory/reclaim.h"
 
 namespace brim {
@@ -35,9 +38,12 @@ auto CudaAllocator::allocate_or_reclaim(std::size_t bytes, const Allocate& alloc
                        format_bytes(static_cast<std::int64_t>(bytes)),
                        ": this failure was injected by brim::testing::OomInjector");
       return allocate();
-    } catch (const c10::OutOfMemoryError&) {
+    } catch (c10::OutOfMemoryError& error) {
       const c10::Device device(c10::DeviceType::CUDA, c10::cuda::current_device());
       if (is_capturing() || !reclaimed(device, static_cast<std::int64_t>(bytes))) {
+        if (std::string told = given_up(device); !told.empty()) {
+          error.add_context(std::move(told));
+        }
         throw;
       }
     }

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string>
 
 namespace brim {
 
@@ -13,11 +14,16 @@ namespace brim {
 /// @returns the bytes that became free; 0 where nothing could be given up
 using Reclaim = std::int64_t (*)(c10::Device device, std::int64_t bytes) noexcept;
 
+/// For the error where nothing is left: what was given up, as the end of a sentence; may be empty.
+using GivenUp = std::string (*)(c10::Device device);
+
 /// From now on, allocators ask this before they refuse. There is one in the process.
-void set_reclaim(Reclaim reclaim);
+void set_reclaim(Reclaim reclaim, GivenUp given_up);
 
 /// What an allocator asks before it refuses: whether another try is worth it.
 /// @param bytes that are missing
 [[nodiscard]] BRIM_API bool reclaimed(c10::Device device, std::int64_t bytes) noexcept;
+
+[[nodiscard]] BRIM_API std::string given_up(c10::Device device);
 
 }  // namespace brim

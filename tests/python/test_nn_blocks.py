@@ -532,3 +532,89 @@ def test_nothing_is_held_longer_than_without() -> None:
         step(net, x)
     brim.nn.reset_pressure()
     assert peak_of(lambda: step(ours, x)) <= 1.02 * peak_of(lambda: step(kept, x))
+
+
+# -- On a GPU --------------------------------------------------------------------------------------
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def drop_all_on_cuda() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 44, dtype=torch.uint8, device="cuda")
+
+
+def cuda_step(
+    model: nn.Module, x: Tensor, between: Callable[[], object] = lambda: None, low: bool = True
+) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    leaf = x.detach().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16, enabled=low):
+        loss = model(leaf).float().square().mean()
+    between()
+    loss.backward()
+    assert leaf.grad is not None
+    return [loss.detach(), leaf.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@needs_cuda
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("name", ["transformer", "with dropout"])
+def test_cuda_gives_the_same_bits(name: str, low: bool) -> None:
+    model, x = WORKS[name]()
+    model, x = model.cuda(), x.cuda()
+    expected = cuda_step(converted(model, blocks=()), x, low=low)
+    random_after = torch.cuda.get_rng_state()
+    ours = converted(model)
+    assert equal(cuda_step(ours, x, drop_all_on_cuda, low), expected)
+    assert brim.nn.pressure().blocks == 6
+    assert torch.equal(torch.cuda.get_rng_state(), random_after)
+
+
+@needs_cuda
+def test_cuda_random_lengths_under_a_budget() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Layer(128, 0.1) for _ in range(8))).cuda().train()
+    kept, ours = converted(model, blocks=()), converted(model)
+    longest = torch.randn(2, 1024, 128, device="cuda")
+    with brim.PeakMeter("cuda") as meter:
+        cuda_step(kept, longest)
+    kept.zero_grad(set_to_none=True)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [int(torch.randint(64, 1025, (), generator=generator)) for _ in range(24)]
+    expected = [cuda_step(kept, longest[:, :length])[:2] for length in lengths]
+    gc.collect()
+    brim.release_cached("cuda")
+    limit = brim.memory_stats("cuda").allocated + meter.peak // 2
+    with brim.budget(limit, "cuda"):
+        for length, want in zip(lengths, expected, strict=True):
+            assert equal(cuda_step(ours, longest[:, :length])[:2], want)
+    assert brim.nn.pressure().blocks > 0
+
+
+@needs_cuda
+def test_a_captured_step_holds_no_blocks() -> None:
+    model, x = transformer(2)
+    ours, x = converted(model).cuda(), x.cuda().requires_grad_()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            ours(x).square().mean().backward()
+    torch.cuda.synchronize()
+    expected = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+    ours.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    brim.nn.reset_pressure()
+    with torch.cuda.graph(graph):
+        ours(x).square().mean().backward()
+    for parameter in ours.parameters():
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    graph.replay()
+    graph.replay()
+    torch.cuda.synchronize()
+    for parameter, want in zip(ours.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, want)
+    del graph

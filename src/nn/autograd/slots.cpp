@@ -1,5 +1,6 @@
 #include "nn/autograd/slots.h"
 
+#include <brim/memory/bytes.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -69,7 +70,7 @@ RunningBlock& running_block() {
 void DeviceSlots::begin(c10::Device on) {
   if (!has_begun_.load(std::memory_order_relaxed)) {
     device_ = on;
-    set_reclaim(brim::nn::drop);
+    set_reclaim(brim::nn::drop, [](c10::Device of) { return slots_of(of).given_up(); });
     backend_for(on).gates();
     has_begun_.store(true);
   }
@@ -328,6 +329,26 @@ std::int64_t DeviceSlots::drop(std::int64_t bytes) {
   counts.requests += freed > 0 ? 1 : 0;
   counts.dropped_bytes += freed;
   return freed;
+}
+
+std::string DeviceSlots::given_up() {
+  const std::lock_guard lock(mutex);
+  std::int64_t values = 0;
+  std::int64_t blocks = 0;
+  std::int64_t bytes = 0;
+  for (const StepValue& value : step_) {
+    if (value.goes) {
+      ++(value.is_block() ? blocks : values);
+      bytes += value.bytes;
+    }
+  }
+  if (bytes == 0) {
+    return "";
+  }
+  return "recompute=\"auto\" had given up " + std::to_string(values) + " values and " +
+         std::to_string(blocks) + " blocks of this step (" + format_bytes(bytes) +
+         "), and nothing is left that can be computed again: a smaller batch fits, or more of the "
+         "model in blocks=";
 }
 
 // -- Slots ---------------------------------------------------------------------------------------

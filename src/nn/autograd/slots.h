@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -93,6 +94,9 @@ class DeviceSlots {
 
   /// Gives up as many values as give the bytes; see Reclaim.
   std::int64_t drop(std::int64_t bytes);
+
+  /// What went in this step; see GivenUp.
+  [[nodiscard]] std::string given_up();
 
   /// Forgets what steps needed.
   void forget();
