@@ -439,7 +439,8 @@ def test_the_report_tells_what_was_given_up() -> None:
     step(model, x, drop_all)
     found = report.pressure
     assert found.requests >= 1
-    assert found.dropped == found.recomputed > 0
+    assert found.dropped > 0
+    assert found.blocks == 2
     assert f"giving up {found.dropped} values" in str(found)
 
 

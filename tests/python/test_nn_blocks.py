@@ -103,6 +103,29 @@ def test_of_blocks_inside_of_blocks_the_inner_ones() -> None:
     assert len(repeated_blocks(stages)) == 4
 
 
+def test_parts_of_which_each_block_has_one_are_no_blocks() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.Sequential(nn.Linear(8, 8), Layer(8))
+
+    model = nn.Sequential(nn.Sequential(Around(), Around()), nn.Sequential(Around()))
+    assert {type(block) for block in repeated_blocks(model)} == {Around}
+    assert len(repeated_blocks(model)) == 3
+
+
+def test_blocks_outside_of_lists_are_found() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = Bottleneck(4), Bottleneck(4)
+            self.middle = nn.ModuleList(Layer(4) for _ in range(2))
+
+    net = Net()
+    assert repeated_blocks(net) == {net.down, net.up, *net.middle}
+    assert not repeated_blocks(net.down)
+
+
 def test_one_product_is_no_block() -> None:
     class Small(nn.Sequential):
         pass

@@ -19,9 +19,10 @@ _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
 def repeated_blocks(model: torch.nn.Module) -> set[torch.nn.Module]:
     """The layers of a transformer, the bottlenecks of a ResNet: what a model repeats.
 
-    These are modules in lists and sequences whose class comes more than once there, and that have
-    at least two weights of matrices or filters: one is what the layers before can give again. Of
-    blocks inside of blocks the inner ones.
+    These are modules of a class that comes more than once, with at least two weights of matrices or
+    filters: one is what the layers before can give again. First those of which a list or sequence
+    has several, of blocks inside of blocks the inner ones; then what is neither inside nor around
+    these, the outer ones.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2)
@@ -29,20 +30,23 @@ def repeated_blocks(model: torch.nn.Module) -> set[torch.nn.Module]:
         >>> len(repeated_blocks(model))
         3
     """
-    listed = {
-        child
-        for module in model.modules()
-        if isinstance(module, _LISTS)
-        for child in module.children()
-        if not isinstance(child, _LISTS) and _products(child) > 1
-    }
-    times = Counter(type(module) for module in listed)
-    repeated = {module for module in listed if times[type(module)] > 1}
-    return {
-        module
-        for module in repeated
-        if not any(inner in repeated for inner in module.modules() if inner is not module)
-    }
+    large = {m for m in model.modules() if not isinstance(m, _LISTS) and _products(m) > 1}
+    lists = [set(m.children()) & large for m in model.modules() if isinstance(m, _LISTS)]
+    kinds = {type(m) for each in lists for m in _repeated(each)}
+    in_lists = {m for each in lists for m in each if type(m) in kinds}
+    blocks = {m for m in in_lists if not any(inner in in_lists for inner in _inside(m))}
+    taken = {inner for block in blocks for inner in block.modules()}
+    others = {m for m in _repeated(large) - taken if taken.isdisjoint(_inside(m))}
+    return blocks | {m for m in others if not any(m in _inside(other) for other in others)}
+
+
+def _repeated(modules: set[torch.nn.Module]) -> set[torch.nn.Module]:
+    times = Counter(type(module) for module in modules)
+    return {module for module in modules if times[type(module)] > 1}
+
+
+def _inside(module: torch.nn.Module) -> set[torch.nn.Module]:
+    return set(module.modules()) - {module}
 
 
 def _products(module: torch.nn.Module) -> int:
