@@ -27,7 +27,12 @@ from torch import nn
 import brim
 from brim._table import Table
 
-WAYS: Mapping[str, str | None] = {"plain": None, "cheap": "cheap", "products": "products"}
+WAYS: Mapping[str, str | None] = {
+    "plain": None,
+    "cheap": "cheap",
+    "products": "products",
+    "auto": "auto",
+}
 
 
 class SqueezeExcite(nn.Module):

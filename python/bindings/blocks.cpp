@@ -267,17 +267,11 @@ class Parts {
 
 // -- The call ------------------------------------------------------------------------------------
 
-/// The call once more, for the block that runs again. Ends where all is there.
+/// The call once more, for the block that runs again. Ends where all is there, by an exception.
 void run_again(const Shared& call) {
   const py::gil_scoped_acquire locked;
   const WithHooks with_hooks;
-  try {
-    call_python(py::reinterpret_borrow<py::object>(call.get()));
-  } catch (const py::error_already_set& error) {
-    if (!error.matches(ran_again)) {
-      throw;
-    }
-  }
+  call_python(py::reinterpret_borrow<py::object>(call.get()));
 }
 
 /// The block that was begun ends, also where the call fails.

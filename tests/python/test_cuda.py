@@ -189,9 +189,13 @@ class TestFailures:
             loss.backward()
         assert brim.memory_stats("cuda").limit == total()
 
-    def test_injection_is_for_the_cpu(self) -> None:
-        with pytest.raises(ValueError, match="device must be cpu, got cuda:0"):
-            brim.testing.inject_oom(device="cuda:0")
+    def test_injection(self) -> None:
+        with brim.testing.inject_oom(at=2, device="cuda:0") as injector:
+            tensor_of(BLOCK)
+            with pytest.raises(torch.OutOfMemoryError, match="injected by brim"):
+                tensor_of(BLOCK)
+            tensor_of(BLOCK)
+        assert injector.allocations == 3
 
 
 class TestCache:

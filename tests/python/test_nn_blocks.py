@@ -623,6 +623,7 @@ def test_a_captured_step_holds_no_blocks() -> None:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(2):
+            ours.zero_grad(set_to_none=True)
             ours(x).square().mean().backward()
     torch.cuda.synchronize()
     expected = [p.grad.clone() for p in ours.parameters() if p.grad is not None]

@@ -69,8 +69,12 @@ class BRIM_API Block : public std::enable_shared_from_this<Block> {
   /// For the block that runs in this thread, also again. There must be one.
   [[nodiscard]] static Saved save(const at::Tensor& tensor);
 
-  /// While it runs again: everything is there, the rest need not run.
+  /// While it runs again: everything is there, the rest need not run. Whatever run_again throws is
+  /// its end then.
   [[nodiscard]] static bool has_all();
+
+  /// @throws c10::Error if has_all()
+  static void stop_if_all_is_there();
 
   /// Unless it did. Gives what was dropped to those that hold it.
   void run_again();

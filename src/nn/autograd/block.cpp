@@ -116,7 +116,8 @@ Block::Saved Block::save(const at::Tensor& tensor) {
     saved.slot_ = slot_for(tensor, StepValue::kBlock);
   }
   if (saved.slot_ == nullptr) {
-    saved.value_ = is_traced(tensor) ? tensor : tensor.tensor_data();
+    // A leaf as it is: FSDP may give it other memory.
+    saved.value_ = is_traced(tensor) || tensor.is_leaf() ? tensor : tensor.tensor_data();
     saved.version_ = version_of(tensor).version;
   }
   return saved;
@@ -209,7 +210,14 @@ Block::~Block() {
 
 bool Block::has_all() {
   const RunningBlock& running = running_block();
-  return running.is_again && running.next == running.slots->values.size();
+  return running.is_again && !running.is_other && running.next == running.slots->values.size();
+}
+
+void Block::stop_if_all_is_there() {
+  if (has_all()) {
+    // Without a backtrace, which TORCH_CHECK would add.
+    throw c10::Error("a block ran again as far as it must", nullptr);
+  }
 }
 
 void Block::run_again() {
@@ -236,9 +244,11 @@ void Block::run_again() {
     state.circumstances.run(state.call);
     TORCH_CHECK(has_all(), kOtherValues);
   } catch (...) {
-    running_block() = before;
-    forget_values(slots, device);
-    throw;
+    if (!has_all()) {
+      running_block() = before;
+      forget_values(slots, device);
+      throw;
+    }
   }
   running_block() = before;
 }

@@ -24,6 +24,7 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
   }
   reset();
   slot_ = slot_for(value, work / static_cast<double>(value.element_size()));
+  Block::stop_if_all_is_there();
 }
 
 at::Tensor KeptWhileRoom::get() const { return slot_ == nullptr ? at::Tensor() : value_of(*slot_); }

@@ -52,13 +52,49 @@ at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor
 
 }  // namespace
 
+std::unique_ptr<Kept::InBlock> Kept::held_by_block(const at::Tensor& tensor, bool is_output) {
+  if (block_here() == 0 || !tensor.defined() || hooks_in_force() != nullptr || is_traced(tensor)) {
+    return nullptr;
+  }
+  auto held = std::make_unique<InBlock>();
+  held->value.emplace(Block::save(tensor));
+  Block::stop_if_all_is_there();
+  if (!is_output && tensor.requires_grad()) {
+    held->edge = torch::autograd::impl::gradient_edge(tensor);
+  }
+  return held;
+}
+
+Kept::Kept(const at::Tensor& tensor) : in_block_(held_by_block(tensor, false)) {
+  if (in_block_ == nullptr) {
+    saved_ = torch::autograd::SavedVariable(tensor, false);
+  }
+}
+
+Kept Kept::output(const at::Tensor& tensor, bool is_inplace_on_view) {
+  Kept kept;
+  kept.in_block_ = held_by_block(tensor, true);
+  if (kept.in_block_ == nullptr) {
+    kept.saved_ = torch::autograd::SavedVariable(tensor, true, is_inplace_on_view);
+  }
+  return kept;
+}
+
+at::Tensor Kept::unpack_saved() const {
+  if (in_block_ == nullptr) {
+    return saved_.unpack();
+  }
+  TORCH_CHECK(in_block_->value, torch::autograd::ERR_BACKWARD_TWICE);
+  return with_history(in_block_->value->get(), in_block_->edge);
+}
+
 bool Kept::needs_copy() const { return !frozen_ && hooks_in_force() == nullptr; }
 
 /// The tensor, which may be undefined; nothing if it cannot be copied.
 std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
   at::Tensor tensor;
   try {
-    tensor = saved_.unpack();
+    tensor = unpack_saved();
   } catch (const c10::Error& error) {
     if (is_out_of_memory(error)) {
       throw;
@@ -120,9 +156,11 @@ bool Kept::freeze(Kept& first, Kept& second, const c10::SymInt& most) {
 }
 
 at::Tensor Kept::unpack(torch::autograd::Node* owner) {
+  if (owner == nullptr || in_block_ != nullptr) {
+    return unpack_saved();
+  }
   // Without its place in the graph: held here, it would hold its own node.
-  return owner == nullptr ? saved_.unpack()
-                          : without_history(saved_.unpack(compat::pointer_to(*owner)));
+  return without_history(saved_.unpack(compat::pointer_to(*owner)));
 }
 
 }  // namespace brim::nn

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <brim/nn/block.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -20,15 +21,11 @@ class Kept {
   Kept() = default;
 
   /// @param tensor an input of the layer, or one that autograd does not know; never its output
-  explicit Kept(const at::Tensor& tensor) : saved_(tensor, false) {}
+  explicit Kept(const at::Tensor& tensor);
 
   /// The node's own output, once it is in the graph. lend() and take() are then told the node, and
   /// lend() gives the output without its place in the graph.
-  [[nodiscard]] static Kept output(const at::Tensor& tensor, bool is_inplace_on_view) {
-    Kept kept;
-    kept.saved_ = torch::autograd::SavedVariable(tensor, true, is_inplace_on_view);
-    return kept;
-  }
+  [[nodiscard]] static Kept output(const at::Tensor& tensor, bool is_inplace_on_view);
 
   /// From here on lend() returns the values of this moment, from a copy: the tensor may be written
   /// to before backward, even without a new version (`.data`, running statistics). No copy under
@@ -75,6 +72,9 @@ class Kept {
 
   void release() {
     saved_.reset_data();
+    if (in_block_) {
+      in_block_->value.reset();
+    }
     lent_.reset();
     frozen_.reset();
   }
@@ -89,11 +89,22 @@ class Kept {
     torch::autograd::Edge edge;
   };
 
+  /// In a block that can run again: as its saved-tensor hooks would hold it, without them, which
+  /// take the GIL.
+  struct InBlock {
+    std::optional<Block::Saved> value;  // until release()
+    torch::autograd::Edge edge;         // where it is in the graph
+  };
+
+  [[nodiscard]] static std::unique_ptr<InBlock> held_by_block(const at::Tensor& tensor,
+                                                              bool is_output);
+  [[nodiscard]] at::Tensor unpack_saved() const;
   [[nodiscard]] bool needs_copy() const;
   [[nodiscard]] std::optional<at::Tensor> to_copy(const c10::SymInt& most) const;
   [[nodiscard]] at::Tensor unpack(torch::autograd::Node* owner);
 
   torch::autograd::SavedVariable saved_;
+  std::unique_ptr<InBlock> in_block_;  // instead, in a block
   ForThisBackward lent_;
   std::unique_ptr<Frozen> frozen_;
 };

@@ -360,10 +360,11 @@ void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& va
   const std::lock_guard lock(device.mutex);
   const std::vector<Slot*>& values = running.slots->values;
   const std::size_t number = running.next++;
-  TORCH_CHECK(number < values.size(), kOtherValues);
-  Slot* const slot = values[number];
-  if (slot != nullptr && !slot->value.defined()) {
-    TORCH_CHECK(slot->shape == shape_of(value), kOtherValues);
+  Slot* const slot = number < values.size() ? values[number] : nullptr;
+  const bool is_missed = slot != nullptr && !slot->value.defined();
+  running.is_other |= number >= values.size() || (is_missed && slot->shape != shape_of(value));
+  TORCH_CHECK(!running.is_other, kOtherValues);
+  if (is_missed) {
     slot->value = value.tensor_data();
     slot->version = version_of(value).version;
   }

@@ -159,7 +159,8 @@ struct RunningBlock {
   c10::Device device = c10::DeviceType::CPU;
   std::uint64_t number = 0;  // of this run, among all
   bool is_again = false;
-  std::size_t next = 0;  // of its values, when it runs again
+  std::size_t next = 0;   // of its values, when it runs again
+  bool is_other = false;  // than at the first time
 };
 
 [[nodiscard]] RunningBlock& running_block();
