@@ -4,7 +4,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Signature
 from pathlib import Path
-from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import torch
 from torch import Tensor

@@ -21,7 +21,14 @@ from brim.nn._blocks import run_again
 from brim.nn._compiled import in_compiled_code
 from brim.nn._derived import MAKERS, Kind, Recipe, code_of, derived
 
-__all__ = ["as_block", "calls_functions", "first_inside_regions", "leave_out", "take_in", "with_functions"]
+__all__ = [
+    "as_block",
+    "calls_functions",
+    "first_inside_regions",
+    "leave_out",
+    "take_in",
+    "with_functions",
+]
 
 
 def with_functions(module: torch.nn.Module, recompute: bool = False) -> Kind | None:
@@ -69,7 +76,7 @@ def _block(work: Any, region: Any) -> Any:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._brim_block is None or is_compiling():
             return region(self, *args, **kwargs)
-        level = self._brim_recompute if self._brim_block == "region" else False
+        level: Any = self._brim_recompute if self._brim_block == "region" else False
         return _C.within_block(level, run_again, work, self, *args, **kwargs)
 
     return run

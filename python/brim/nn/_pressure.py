@@ -43,12 +43,12 @@ kept, as earlier steps had shown; 12 were computed again
     def __str__(self) -> str:
         if not self.dropped and not self.foreseen:
             return "memory was never short: nothing was given up"
-        blocks = f", and {_several(self.blocks, 'block')} run again as a whole" if self.blocks else ""
+        ran = f", and {_several(self.blocks, 'block')} run again as a whole" if self.blocks else ""
         return (
             f"{_several(self.requests, 'allocation')} served by giving up {self.dropped} values "
             f"({_C.format_bytes(self.dropped_bytes)}); {self.foreseen} more "
             f"({_C.format_bytes(self.foreseen_bytes)}) were not kept, as earlier steps had shown; "
-            f"{self.recomputed} were computed again{blocks}"
+            f"{self.recomputed} were computed again{ran}"
         )
 
 

@@ -372,9 +372,7 @@ def _change_of(module: Module, functions: bool, recompute: bool, is_block: bool)
     return _first_change_of(module, functions, recompute, is_block)
 
 
-def _first_change_of(
-    module: Module, functions: bool, recompute: bool, is_block: bool
-) -> _Change:
+def _first_change_of(module: Module, functions: bool, recompute: bool, is_block: bool) -> _Change:
     kind = type(module)
     reason = _obstacle(module)
     if reason:
