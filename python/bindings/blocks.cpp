@@ -54,9 +54,10 @@ extern "C" PyObject* pack(PyObject* /*self*/, PyObject* tensor) {
       PyErr_SetNone(ran_again);
       return nullptr;
     }
-    PyObject* const capsule = PyCapsule_New(saved.get(), kSaved, end_saved);
-    if (capsule != nullptr) {
-      static_cast<void>(saved.release());
+    Block::Saved* const held = saved.release();
+    PyObject* const capsule = PyCapsule_New(held, kSaved, end_saved);
+    if (capsule == nullptr) {
+      delete held;
     }
     return capsule;
   });

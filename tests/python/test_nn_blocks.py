@@ -541,6 +541,22 @@ def test_where_there_is_room_blocks_are_not_held() -> None:
         assert kept_by(ours, x) == held[0]
 
 
+def test_under_pressure_blocks_are_held_in_every_step() -> None:
+    """What a step needed that did without values says nothing of what it would have needed."""
+    model, _ = transformer(8)
+    x = torch.randn(64, 64, 16)
+    ours = converted(model)
+    whole = peak_of(lambda: step(converted(model, blocks=()), x))
+    gc.collect()
+    held = []
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.5 * whole), "cpu"):
+        for _ in range(4):
+            before = brim.nn.pressure().blocks
+            step(ours, x)
+            held.append(brim.nn.pressure().blocks - before)
+    assert min(held) > 0
+
+
 def kept_by(model: nn.Module, x: Tensor) -> int:
     """How many values could be given up between forward and backward."""
     counts: list[int] = []

@@ -29,8 +29,9 @@ const at::Tensor& first_of(const std::vector<at::Tensor>& inputs) {
   return found != inputs.end() ? *found : inputs.front();
 }
 
-std::size_t hash_of(const void* part, const std::vector<at::Tensor>& inputs) {
-  std::size_t hash = c10::get_hash(part);
+/// @param limit in force, 0 for none
+std::size_t hash_of(const void* part, const std::vector<at::Tensor>& inputs, std::int64_t limit) {
+  std::size_t hash = c10::get_hash(part, limit);
   for (const at::Tensor& input : inputs) {
     for (const std::int64_t size : input.sizes()) {
       hash = c10::hash_combine(hash, static_cast<std::size_t>(size));
@@ -75,6 +76,7 @@ struct Block::State {
   std::string name;
   std::size_t kind = 0;   // of the call
   std::int64_t held = 0;  // on the device, when it began
+  std::int64_t gone = 0;  // values there, until then
   Circumstances circumstances;
   BlockSlots slots;
   Slot own;  // without a value: the step goes on for as long as the block is there
@@ -144,7 +146,7 @@ bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& input
   const std::int64_t limit = budget_in_force(on).value_or(0);
   DeviceSlots& device = slots_of(on);
   std::unique_lock lock(device.mutex);
-  const auto known = device.needs.find(hash_of(part, inputs));
+  const auto known = device.needs.find(hash_of(part, inputs, limit));
   if (known == device.needs.end()) {
     return true;
   }
@@ -159,7 +161,7 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   const at::Tensor& first = first_of(inputs);
   const std::shared_ptr<Block> block(new Block(std::make_unique<State>(first, std::move(name))));
   State& state = *block->state_;
-  state.kind = hash_of(part, inputs);
+  state.kind = hash_of(part, inputs, budget_in_force(first.device()).value_or(0));
   for (const at::Tensor& input : inputs) {
     state.slots.reads.push_back(read_of(input));
   }
@@ -168,6 +170,7 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   state.held = backend_for(state.device()).peak(state.device()).current;
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, first);
+  state.gone = device.counts.dropped + device.counts.foreseen;
   BlockSlots& slots = state.slots;
   slots.goes = device.take_place(slots.step, slots.place, 0, StepValue::kBlock);
   device.add(state.own);
@@ -203,8 +206,11 @@ Block::~Block() {
   if (device.needs.size() >= kMostNeeds) {
     device.needs.clear();
   }
-  std::int64_t& most = device.needs[state_->kind];
-  most = std::max(most, need);
+  if (state_->gone == device.counts.dropped + device.counts.foreseen) {
+    device.needs[state_->kind] = need;
+  } else {
+    device.needs.erase(state_->kind);  // unknown: without what had to go it would be more
+  }
   device.remove(state_->own);
 }
 

@@ -281,13 +281,16 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
     }
   }
   std::int64_t bytes = 0;
-  for (const auto& [storage, slots] : memories) {
-    const Slot& one = *slots.front();
-    if (one.value.storage().use_count() != slots.size() ||
+  for (const Slot* const each : block.values) {
+    if (each == nullptr || !each->value.defined()) {
+      continue;
+    }
+    const auto& slots = memories[each->value.storage().unsafeGetStorageImpl()];
+    if (slots.front() != each || each->value.storage().use_count() != slots.size() ||
         std::ranges::none_of(slots, &Slot::is_blocks)) {
       continue;
     }
-    bytes += one.bytes;
+    bytes += each->bytes;
     for (Slot* const slot : slots) {
       if (block.goes) {
         dropped.push_back(take_value(*slot));
@@ -390,7 +393,7 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
   slot->device = on;
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, value);
-  bool goes =
+  const bool goes =
       !slot->is_blocks() && device.take_place(slot->step, slot->place, slot->bytes, slot->work);
   if (is_in_block) {
     slot->block = running.block->shared_from_this();

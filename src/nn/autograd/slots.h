@@ -85,7 +85,8 @@ class DeviceSlots {
   void remove(Slot& slot);
   [[nodiscard]] const Slot* oldest() const { return oldest_; }
 
-  /// What a call of a block needed, at the most, from its begin until its backward was over.
+  /// What the last call of a kind of block needed from its begin until its backward was over, if
+  /// nothing had to go meanwhile.
   std::unordered_map<std::size_t, std::int64_t> needs;
 
   /// What is free, some milliseconds ago at the most: to ask for it takes time.
