@@ -12,6 +12,7 @@
 #include "fork.h"
 #include "memory/backend.h"
 #include "memory/reclaim.h"
+#include "nn/autograd/for_this_backward.h"
 #include "nn/autograd/node.h"
 
 namespace brim::nn {
@@ -414,6 +415,24 @@ void end_slot(std::unique_ptr<Slot> slot) noexcept {
   device.remove(*slot);
 }
 
+namespace {
+
+/// Under the lock of its device.
+at::Tensor locked_value(const Slot& slot) {
+  if (slot.of != nullptr && !slot.of->can_go && backward_now() != slot.of->backward) {
+    slot.of->is_used = true;
+  }
+  const bool is_there = slot.value.defined() && version_of(slot.value).version == slot.version;
+  return is_there ? slot.value : at::Tensor();
+}
+
+}  // namespace
+
+at::Tensor value_if_there(const Slot& slot) {
+  const std::lock_guard lock(slots_of(slot.device).mutex);
+  return locked_value(slot);
+}
+
 at::Tensor value_of(const Slot& slot) {
   DeviceSlots& device = slots_of(slot.device);
   std::unique_lock lock(device.mutex);
@@ -422,11 +441,9 @@ at::Tensor value_of(const Slot& slot) {
     slot.block->run_again();
     lock.lock();
   }
-  if (slot.value.defined() && version_of(slot.value).version == slot.version) {
-    return slot.value;
-  }
-  ++device.counts.recomputed;
-  return {};
+  at::Tensor value = locked_value(slot);
+  device.counts.recomputed += value.defined() ? 0 : 1;
+  return value;
 }
 
 std::uint64_t block_here() { return running_block().number; }

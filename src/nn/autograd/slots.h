@@ -28,6 +28,8 @@ struct BlockSlots {
   std::size_t place = 0;      // in its step
   bool goes = false;          // when it ends, as earlier steps had shown
   bool can_go = false;        // it has ended, and can run again
+  int backward = -1;          // in which it runs for the first time, if in one
+  bool is_used = false;       // by a backward inside of it: again, that would save other tensors
   bool is_gone = false;       // its values were given up
   bool has_run = false;       // again: its values are needed now
   std::vector<Slot*> values;  // in the order in which they were kept; null for those that ended
@@ -172,6 +174,9 @@ struct RunningBlock {
 
 /// Takes it from its list, and ends it.
 void end_slot(std::unique_ptr<Slot> slot) noexcept;
+
+/// The same if it is there.
+[[nodiscard]] at::Tensor value_if_there(const Slot& slot);
 
 /// Without a place in the graph; undefined if it is gone, or was written to. Where its block is
 /// gone, that runs again before.
