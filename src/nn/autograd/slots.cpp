@@ -356,16 +356,18 @@ std::string DeviceSlots::given_up() {
 
 namespace {
 
-/// To the slot of the first run, where it is missed.
+/// To the slot of the first run, where it is missed. Where all is there, the run was told to stop,
+/// and its code may have caught that.
 void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& value) {
   const std::lock_guard lock(device.mutex);
   const std::vector<Slot*>& values = running.slots->values;
-  const std::size_t number = running.next++;
-  Slot* const slot = number < values.size() ? values[number] : nullptr;
-  const bool is_missed = slot != nullptr && !slot->value.defined();
-  running.is_other |= number >= values.size() || (is_missed && slot->shape != shape_of(value));
-  TORCH_CHECK(!running.is_other, kOtherValues);
-  if (is_missed) {
+  if (running.next == values.size()) {
+    return;
+  }
+  Slot* const slot = values[running.next++];
+  if (slot != nullptr && !slot->value.defined()) {
+    running.is_other |= slot->shape != shape_of(value);
+    TORCH_CHECK(!running.is_other, kOtherValues);
     slot->value = value.tensor_data();
     slot->version = version_of(value).version;
   }
