@@ -491,6 +491,56 @@ def test_a_backward_inside_keeps_the_block() -> None:
     assert brim.nn.pressure().blocks == 0
 
 
+def test_a_plan_leaves_blocks_whose_inputs_are_written_to_afterwards() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(16, 64)
+            self.down = nn.Linear(64, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(torch.sin(self.up(x + 1)))
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Part() for _ in range(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 2
+            for first, second in zip(self.layers[::2], self.layers[1::2], strict=True):
+                x += first(x)
+                x = second(x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Adds(), torch.randn(256, 16)
+    plain, ours = converted(model, blocks=()), converted(model)
+    expected = step(plain, x)
+    whole = peak_of(lambda: step(plain, x))
+    plain.zero_grad(set_to_none=True)
+    gc.collect()
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.8 * whole), "cpu"):
+        for _ in range(24):
+            assert equal(step(ours, x), expected)
+    assert brim.nn.pressure().blocks > 0
+
+
+def test_a_forward_may_catch_errors() -> None:
+    class Careful(Layer):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            try:
+                return super().forward(x)
+            except RuntimeError:
+                return torch.exp(super().forward(x))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Careful(16) for _ in range(2)))
+    x = torch.randn(4, 8, 16)
+    assert equal(step(converted(model), x, drop_all), step(converted(model, blocks=()), x))
+    assert brim.nn.pressure().blocks == 2
+
+
 # -- Nothing is left behind ------------------------------------------------------------------------
 
 

@@ -144,6 +144,7 @@ bool Block::can_begin(const std::vector<at::Tensor>& inputs) {
 bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& inputs) {
   const c10::Device on = first_of(inputs).device();
   const std::int64_t limit = budget_in_force(on).value_or(0);
+  const std::int64_t held = backend_for(on).peak(on).current;
   DeviceSlots& device = slots_of(on);
   std::unique_lock lock(device.mutex);
   const auto known = device.needs.find(hash_of(part, inputs));
@@ -151,7 +152,7 @@ bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& input
     return true;
   }
   const std::int64_t need = known->second;
-  return need + need / 4 > device.recent_room(lock, limit);
+  return need + need / 4 > device.recent_room(lock, limit, held);
 }
 
 Block::Block(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -172,7 +173,8 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   device.begin_step_if_none(lock, first);
   BlockSlots& slots = state.slots;
   slots.backward = backward_now();
-  slots.goes = device.take_place(slots.step, slots.place, 0, StepValue::kBlock);
+  slots.goes = device.take_place(slots.step, slots.place,
+                                 {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
   running_block() = {
       .block = block.get(), .slots = &slots, .device = state.device(), .number = next_run()};
@@ -208,6 +210,9 @@ Block::~Block() {
   }
   std::int64_t& most = device.needs[state_->kind];
   most = std::max(most, need);
+  if (!state_->slots.is_untouched()) {
+    device.keep_next_time(state_->slots);
+  }
   device.remove(state_->own);
 }
 

@@ -139,26 +139,25 @@ void DeviceSlots::end_step() noexcept {
 
 /// Whether the next value goes. The first one that is not as in the plan makes this another kind of
 /// step: of another model, with the same first shape.
-bool DeviceSlots::is_planned(std::size_t place, std::int64_t bytes, double work) {
-  const bool is_block = work == StepValue::kBlock;
+bool DeviceSlots::is_planned(std::size_t place, const StepValue& value) {
   const auto is_next = [&] {
     const Step& step = plan_->step();
-    return place < step.size() && step[place].is_block() == is_block &&
-           (is_block || step[place].bytes == bytes);
+    return place < step.size() && step[place].part == value.part &&
+           (value.is_block() || step[place].bytes == value.bytes);
   };
   if (plan_ != nullptr && !is_next()) {
-    be_of_kind(c10::get_hash(kind_, place, is_block ? -1 : bytes));
+    be_of_kind(c10::get_hash(kind_, place, value.part, value.is_block() ? 0 : value.bytes));
   }
   return plan_ != nullptr && is_next() && plan_->step()[place].goes;
 }
 
-bool DeviceSlots::take_place(std::size_t& step, std::size_t& place, std::int64_t bytes,
-                             double work) {
+bool DeviceSlots::take_place(std::size_t& step, std::size_t& place, const StepValue& value) {
   step = number_;
   place = step_.size();
-  const bool goes = is_planned(place, bytes, work);
+  const bool goes = is_planned(place, value);
   if (place < kMostValues) {
-    step_.push_back({bytes, work, goes});
+    step_.push_back(value);
+    step_.back().goes = goes;
   }
   return goes;
 }
@@ -177,7 +176,8 @@ void DeviceSlots::forget() {
   needs.clear();
 }
 
-std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit) {
+std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit,
+                                      std::int64_t held) {
   constexpr std::chrono::milliseconds kRecent{5};
   const auto now = std::chrono::steady_clock::now();
   if (room_asked_ + kRecent < now || room_limit_ != limit) {
@@ -187,8 +187,9 @@ std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::i
     room_ = room;
     room_asked_ = now;
     room_limit_ = limit;
+    room_held_ = held;
   }
-  return room_;
+  return room_ - (held - room_held_);
 }
 
 namespace {
@@ -305,6 +306,13 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
   }
 }
 
+void DeviceSlots::keep_next_time(const BlockSlots& block) {
+  if (block.step == number_ && block.place < step_.size()) {
+    step_[block.place].bytes = 0;
+    is_short_ |= block.goes;  // a plan that took it is made again
+  }
+}
+
 std::int64_t DeviceSlots::drop(std::int64_t bytes) {
   std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
   std::int64_t freed = 0;
@@ -393,8 +401,9 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
   slot->device = on;
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, value);
-  bool goes =
-      !slot->is_blocks() && device.take_place(slot->step, slot->place, slot->bytes, slot->work);
+  const bool goes = !slot->is_blocks() &&
+                    device.take_place(slot->step, slot->place,
+                                      {.bytes = slot->bytes, .work = slot->work});
   if (is_in_block) {
     slot->block = running.block->shared_from_this();
     slot->of = running.slots;
