@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "copies.h"
 #include "python_error.h"
 #include "regions.h"
 
@@ -69,10 +70,8 @@ extern "C" PyObject* unpack(PyObject* /*self*/, PyObject* capsule) {
     if (saved == nullptr) {
       return nullptr;
     }
-    at::Tensor value;
-    if (saved->is_there()) {
-      value = saved->get();
-    } else {  // its block runs again, and other threads may wait for the same one
+    at::Tensor value = saved->get_if_there();
+    if (!value.defined()) {  // its block runs again, and other threads may wait for the same one
       const py::gil_scoped_release unlocked;
       value = saved->get();
     }
@@ -113,57 +112,40 @@ class WithHooks {
   nn::HooksThatWatch before_ = nn::hooks_that_watch();
 };
 
-// -- What a call is given, and what it reads -----------------------------------------------------
+// -- What a call is given ------------------------------------------------------------------------
 
-/// What a call is given, as it is before the call: lists and dicts in copies of their own.
 class Given {
  public:
-  /// @param names of the last values, as a call gets them
-  Given(PyObject* const* values, Py_ssize_t count, PyObject* names) : args_(count) {
+  Given(PyObject* const* values, Py_ssize_t count) {
     for (Py_ssize_t i = 0; i < count; ++i) {
-      args_[static_cast<std::size_t>(i)] = copy(values[i]);
-    }
-    for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-      kwargs_[py::handle(PyTuple_GET_ITEM(names, i))] = copy(values[count + i]);
+      look_into(values[i]);
     }
   }
 
-  /// Whether nothing else is in it than tensors and values that cannot change.
+  /// Whether nothing else is in it than tensors, values that cannot change, and lists and dicts of
+  /// these.
   [[nodiscard]] bool is_plain() const { return is_plain_; }
 
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  [[nodiscard]] const py::tuple& args() const { return args_; }
-  [[nodiscard]] const py::dict& kwargs() const { return kwargs_; }
 
  private:
-  py::object copy(PyObject* value) {
-    if (PyList_CheckExact(value)) {
-      py::list copies;
+  void look_into(PyObject* value) {
+    if (THPVariable_Check(value)) {
+      tensors_.push_back(THPVariable_Unpack(value));
+    } else if (PyList_CheckExact(value)) {
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-        copies.append(copy(PyList_GET_ITEM(value, i)));
+        look_into(PyList_GET_ITEM(value, i));
       }
-      return copies;
-    }
-    if (PyDict_CheckExact(value)) {
-      py::dict copies;
+    } else if (PyTuple_Check(value)) {
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
+        look_into(PyTuple_GET_ITEM(value, i));
+      }
+    } else if (PyDict_CheckExact(value)) {
       PyObject* name = nullptr;
       PyObject* each = nullptr;
       Py_ssize_t place = 0;
       while (PyDict_Next(value, &place, &name, &each) != 0) {
-        copies[py::handle(name)] = copy(each);
-      }
-      return copies;
-    }
-    look_into(value);
-    return py::reinterpret_borrow<py::object>(value);
-  }
-
-  void look_into(PyObject* value) {
-    if (THPVariable_Check(value)) {
-      tensors_.push_back(THPVariable_Unpack(value));
-    } else if (PyTuple_Check(value)) {  // with a list in it, it could change
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
-        look_into(PyTuple_GET_ITEM(value, i));
+        look_into(each);
       }
     } else {
       is_plain_ = is_plain_ && (value == Py_None || PyBool_Check(value) || PyLong_Check(value) ||
@@ -174,105 +156,20 @@ class Given {
 
   bool is_plain_ = true;
   std::vector<at::Tensor> tensors_;
-  py::tuple args_;
-  py::dict kwargs_;
-};
-
-/// What a module and those inside of it consist of, at the time of a call.
-class Parts {
- public:
-  explicit Parts(PyObject* module) { add(module); }
-
-  /// What the call read; empty if it wrote to any of it. Not the statistics of batch norms, to
-  /// which a call in training writes, also without autograd's knowledge: its values do not depend
-  /// on them.
-  [[nodiscard]] std::optional<std::vector<at::Tensor>> reads() const {
-    std::vector<at::Tensor> found;
-    for (const Part& part : parts_) {
-      if (part.tensor._version() != part.version) {
-        return std::nullopt;
-      }
-      found.push_back(part.tensor);
-    }
-    return found;
-  }
-
-  /// Pairs of a module and its training flag.
-  [[nodiscard]] const py::list& modes() const { return modes_; }
-
-  /// Pairs of a table of buffers and a name.
-  [[nodiscard]] const py::list& statistics() const { return statistics_; }
-
- private:
-  struct Part {
-    at::Tensor tensor;
-    std::int64_t version = 0;
-  };
-
-  static bool is_statistic(PyObject* name) {
-    const auto is = [&](const char* other) {
-      return PyUnicode_Check(name) != 0 && PyUnicode_CompareWithASCIIString(name, other) == 0;
-    };
-    return is("running_mean") || is("running_var") || is("num_batches_tracked");
-  }
-
-  void add(PyObject* module) {
-    const auto attributes =
-        py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module, nullptr));
-    if (!attributes) {
-      throw py::error_already_set();
-    }
-    const auto table = [&](const char* name) {
-      return PyDict_GetItemString(attributes.ptr(), name);
-    };
-    PyObject* const training = table("training");
-    modes_.append(
-        py::make_tuple(py::handle(module), py::handle(training != nullptr ? training : Py_False)));
-    for (const char* const kind : {"_parameters", "_buffers"}) {
-      each(table(kind), [&](PyObject* of, PyObject* name, PyObject* value) {
-        if (!THPVariable_Check(value)) {
-          return;
-        }
-        const at::Tensor& tensor = THPVariable_Unpack(value);
-        if (training == Py_True && is_statistic(name)) {
-          statistics_.append(py::make_tuple(py::handle(of), py::handle(name)));
-        } else if (!tensor.is_inference()) {
-          parts_.push_back({tensor, tensor._version()});
-        }
-      });
-    }
-    each(table("_modules"), [&](PyObject*, PyObject*, PyObject* child) {
-      if (child != Py_None) {
-        add(child);
-      }
-    });
-  }
-
-  template <class Visit>
-  static void each(PyObject* table, const Visit& visit) {
-    if (table == nullptr || !PyDict_Check(table)) {
-      return;
-    }
-    PyObject* name = nullptr;
-    PyObject* value = nullptr;
-    Py_ssize_t place = 0;
-    while (PyDict_Next(table, &place, &name, &value) != 0) {
-      visit(table, name, value);
-    }
-  }
-
-  std::vector<Part> parts_;
-  py::list modes_;
-  py::list statistics_;
 };
 
 // -- The call ------------------------------------------------------------------------------------
 
 /// The call once more, for the block that runs again. Ends where all is there, by an exception.
+/// @param call again, the function, and copies of the module, the arguments and the named ones
 void run_again(const Shared& call) {
   const py::gil_scoped_acquire locked;
   const WithHooks with_hooks;
-  call_python(py::reinterpret_borrow<py::object>(call.get()));
+  const auto part = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(call.get(), i); };
+  Copies copies;  // of these copies: where this fails, it may be tried again
+  const py::object module = copies.of_module(part(2)).value();
+  call_python(py::reinterpret_borrow<py::object>(part(0)), py::handle(part(1)), module,
+              copies.of(part(3)), copies.of(part(4)));
 }
 
 /// The block that was begun ends, also where the call fails.
@@ -310,12 +207,24 @@ extern "C" PyObject* within_block(PyObject* /*self*/, PyObject* const* values, P
     const auto call = [&] {
       return PyObject_Vectorcall(function, values + 3, static_cast<std::size_t>(count - 3), names);
     };
-    const Given given(values + 4, count - 4, names);
+    const Given given(values + 4, count - 4 + (names != nullptr ? PyTuple_GET_SIZE(names) : 0));
     if (!given.is_plain() || !Block::can_begin(given.tensors()) ||
         !Block::may_run_short(module, given.tensors())) {
       return call();
     }
-    const Parts parts(module);
+    Copies copies;
+    const std::optional<py::object> copied = copies.of_module(module);
+    if (!copied) {
+      return call();
+    }
+    py::tuple args(count - 4);
+    for (Py_ssize_t i = 4; i < count; ++i) {
+      args[static_cast<std::size_t>(i - 4)] = copies.of(values[i]);
+    }
+    py::dict kwargs;
+    for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+      kwargs[py::handle(PyTuple_GET_ITEM(names, i))] = copies.of(values[count + i]);
+    }
     Running running(given.tensors(), module);
     py::object result;
     {
@@ -325,13 +234,10 @@ extern "C" PyObject* within_block(PyObject* /*self*/, PyObject* const* values, P
     if (!result) {
       return nullptr;
     }
-    if (const auto reads = parts.reads()) {
-      const py::object partial = attribute(py::module_::import("functools"), "partial");
-      running.end(*reads,
-                  [once_more = shared(partial(py::handle(again), py::handle(function),
-                                              py::handle(module), parts.modes(), parts.statistics(),
-                                              given.args(), given.kwargs())
-                                          .ptr())] { run_again(once_more); });
+    if (const auto reads = copies.unchanged()) {
+      const py::tuple once_more =
+          py::make_tuple(py::handle(again), py::handle(function), *copied, args, kwargs);
+      running.end(*reads, [held = shared(once_more.ptr())] { run_again(held); });
     }
     return result.release().ptr();
   });
@@ -343,13 +249,14 @@ PyMethodDef methods[] = {
          reinterpret_cast<void (*)()>(&within_block)),  // its flags say so
      METH_FASTCALL | METH_KEYWORDS,
      "within_block(recompute, again, function, module, *args, **kwargs): call the function in a "
-     "region of a module that can run again: by again(function, module, modes, statistics, args, "
-     "kwargs)."},
+     "region of a module that can run again: by again(function, module, args, kwargs), with copies "
+     "of these."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 
 void register_blocks(py::module_& m) {
+  Copies::set_up();
   ran_again = PyErr_NewException("brim._C.RanAgain", PyExc_BaseException, nullptr);
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i] = PyCFunction_New(&hook_methods[i], nullptr);

@@ -27,8 +27,8 @@ class BRIM_API Block : public std::enable_shared_from_this<Block> {
     Saved& operator=(Saved&&) = delete;
     ~Saved();
 
-    /// Whether get() takes no time: the block need not run again for it.
-    [[nodiscard]] bool is_there() const;
+    /// As get(), but undefined where that would run the block again, or throw.
+    [[nodiscard]] at::Tensor get_if_there() const;
 
     /// Without a place in the graph. @throws c10::Error if it was written to.
     [[nodiscard]] at::Tensor get() const;

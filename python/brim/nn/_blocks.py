@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-
-from brim._state.undoing import Undoing
 
 __all__ = ["repeated_blocks", "run_again"]
 
@@ -56,8 +53,6 @@ def _products(module: torch.nn.Module) -> int:
 def run_again(
     function: Callable[..., Any],
     module: torch.nn.Module,
-    modes: list[tuple[torch.nn.Module, bool]],
-    statistics: list[tuple[dict[str, torch.Tensor], str]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
@@ -65,22 +60,17 @@ def run_again(
 
     Args:
         function: the work of the module.
-        module: its first argument.
-        modes: the training flags of the modules at the first call.
-        statistics: buffers that the first call changed: running statistics.
+        module: its first argument, a copy of the module as it was at the first call. Parameters and
+            buffers are those of the model.
         args: the other arguments.
         kwargs: the named ones.
     """
-    with Undoing() as undo:
-        for each, training in modes:
-            undo.callback(partial(_put_back, each, dict(vars(each))))
-            each.training = training
-        for table, name in statistics:
-            undo.callback(partial(table.__setitem__, name, table[name]))
-            table[name] = table[name].clone()
-        function(module, *args, **kwargs)
+    for each in module.modules():
+        if each.training and isinstance(each, torch.nn.modules.batchnorm._NormBase):
+            statistics = each._buffers
+            statistics.update({name: _own(buffer) for name, buffer in statistics.items()})
+    function(module, *args, **kwargs)
 
 
-def _put_back(module: torch.nn.Module, attributes: dict[str, Any]) -> None:
-    vars(module).clear()
-    vars(module).update(attributes)
+def _own(buffer: torch.Tensor | None) -> torch.Tensor | None:
+    return None if buffer is None else buffer.clone()

@@ -12,6 +12,7 @@
 
 #include "memory/backend.h"
 #include "nn/autograd/circumstances.h"
+#include "nn/autograd/for_this_backward.h"
 #include "nn/autograd/node.h"
 #include "nn/autograd/slots.h"
 
@@ -94,18 +95,19 @@ Block::Saved::~Saved() {
   }
 }
 
-bool Block::Saved::is_there() const {
+// What a slot holds stays its own, so that it needs no GIL to end.
+
+at::Tensor Block::Saved::get_if_there() const {
   if (slot_ == nullptr) {
-    return true;
+    return version_of(value_).version == version_ ? value_ : at::Tensor();
   }
-  const std::lock_guard lock(slots_of(slot_->device).mutex);
-  return slot_->value.defined();
+  const at::Tensor value = value_if_there(*slot_);
+  return value.defined() ? value.tensor_data() : value;
 }
 
 at::Tensor Block::Saved::get() const {
-  // What a slot holds stays its own, so that it needs no GIL to end.
-  const at::Tensor value = slot_ == nullptr ? value_ : value_of(*slot_);
-  TORCH_CHECK(value.defined() && (slot_ != nullptr || version_of(value).version == version_),
+  const at::Tensor value = slot_ == nullptr ? get_if_there() : value_of(*slot_);
+  TORCH_CHECK(value.defined(),
               "one of the variables needed for gradient computation has been modified by an "
               "inplace operation");
   return slot_ == nullptr ? value : value.tensor_data();
@@ -114,7 +116,7 @@ at::Tensor Block::Saved::get() const {
 Block::Saved Block::save(const at::Tensor& tensor) {
   const RunningBlock& running = running_block();
   Saved saved;
-  if (!stays(tensor, running.device)) {
+  if (running.block != nullptr && !stays(tensor, running.device)) {
     saved.slot_ = slot_for(tensor, StepValue::kBlock);
   }
   if (saved.slot_ == nullptr) {
@@ -144,6 +146,7 @@ bool Block::can_begin(const std::vector<at::Tensor>& inputs) {
 bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& inputs) {
   const c10::Device on = first_of(inputs).device();
   const std::int64_t limit = budget_in_force(on).value_or(0);
+  const std::int64_t held = backend_for(on).peak(on).current;
   DeviceSlots& device = slots_of(on);
   std::unique_lock lock(device.mutex);
   const auto known = device.needs.find(hash_of(part, inputs, limit));
@@ -151,7 +154,7 @@ bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& input
     return true;
   }
   const std::int64_t need = known->second;
-  return need + need / 4 > device.recent_room(lock, limit);
+  return need + need / 4 > device.recent_room(lock, limit, held);
 }
 
 Block::Block(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -172,7 +175,9 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   device.begin_step_if_none(lock, first);
   state.gone = device.counts.dropped + device.counts.foreseen;
   BlockSlots& slots = state.slots;
-  slots.goes = device.take_place(slots.step, slots.place, 0, StepValue::kBlock);
+  slots.backward = backward_now();
+  slots.goes =
+      device.take_place(slots.step, slots.place, {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
   running_block() = {
       .block = block.get(), .slots = &slots, .device = state.device(), .number = next_run()};
@@ -190,7 +195,7 @@ void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_
   DeviceSlots& device = slots_of(state.device());
   std::vector<at::Tensor> dropped;  // ends after the lock
   const std::lock_guard lock(device.mutex);
-  if (can_go) {
+  if (can_go && !slots.is_used) {
     slots.can_go = true;
     state.call = std::move(run_again);
     device.end_block(slots, dropped);
@@ -210,6 +215,9 @@ Block::~Block() {
     device.needs[state_->kind] = need;
   } else {
     device.needs.erase(state_->kind);  // unknown: without what had to go it would be more
+  }
+  if (!state_->slots.is_untouched()) {
+    device.keep_next_time(state_->slots);
   }
   device.remove(state_->own);
 }

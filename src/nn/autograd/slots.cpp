@@ -12,6 +12,7 @@
 #include "fork.h"
 #include "memory/backend.h"
 #include "memory/reclaim.h"
+#include "nn/autograd/for_this_backward.h"
 #include "nn/autograd/node.h"
 
 namespace brim::nn {
@@ -138,26 +139,25 @@ void DeviceSlots::end_step() noexcept {
 
 /// Whether the next value goes. The first one that is not as in the plan makes this another kind of
 /// step: of another model, with the same first shape.
-bool DeviceSlots::is_planned(std::size_t place, std::int64_t bytes, double work) {
-  const bool is_block = work == StepValue::kBlock;
+bool DeviceSlots::is_planned(std::size_t place, const StepValue& value) {
   const auto is_next = [&] {
     const Step& step = plan_->step();
-    return place < step.size() && step[place].is_block() == is_block &&
-           (is_block || step[place].bytes == bytes);
+    return place < step.size() && step[place].part == value.part &&
+           (value.is_block() || step[place].bytes == value.bytes);
   };
   if (plan_ != nullptr && !is_next()) {
-    be_of_kind(c10::get_hash(kind_, place, is_block ? -1 : bytes));
+    be_of_kind(c10::get_hash(kind_, place, value.part, value.is_block() ? 0 : value.bytes));
   }
   return plan_ != nullptr && is_next() && plan_->step()[place].goes;
 }
 
-bool DeviceSlots::take_place(std::size_t& step, std::size_t& place, std::int64_t bytes,
-                             double work) {
+bool DeviceSlots::take_place(std::size_t& step, std::size_t& place, const StepValue& value) {
   step = number_;
   place = step_.size();
-  const bool goes = is_planned(place, bytes, work);
+  const bool goes = is_planned(place, value);
   if (place < kMostValues) {
-    step_.push_back({bytes, work, goes});
+    step_.push_back(value);
+    step_.back().goes = goes;
   }
   return goes;
 }
@@ -176,7 +176,8 @@ void DeviceSlots::forget() {
   needs.clear();
 }
 
-std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit) {
+std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit,
+                                      std::int64_t held) {
   constexpr std::chrono::milliseconds kRecent{5};
   const auto now = std::chrono::steady_clock::now();
   if (room_asked_ + kRecent < now || room_limit_ != limit) {
@@ -186,8 +187,9 @@ std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::i
     room_ = room;
     room_asked_ = now;
     room_limit_ = limit;
+    room_held_ = held;
   }
-  return room_;
+  return room_ - (held - room_held_);
 }
 
 namespace {
@@ -307,6 +309,13 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
   }
 }
 
+void DeviceSlots::keep_next_time(const BlockSlots& block) {
+  if (block.step == number_ && block.place < step_.size()) {
+    step_[block.place].bytes = 0;
+    is_short_ |= block.goes;  // a plan that took it is made again
+  }
+}
+
 std::int64_t DeviceSlots::drop(std::int64_t bytes) {
   std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
   std::int64_t freed = 0;
@@ -358,16 +367,18 @@ std::string DeviceSlots::given_up() {
 
 namespace {
 
-/// To the slot of the first run, where it is missed.
+/// To the slot of the first run, where it is missed. Where all is there, the run was told to stop,
+/// and its code may have caught that.
 void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& value) {
   const std::lock_guard lock(device.mutex);
   const std::vector<Slot*>& values = running.slots->values;
-  const std::size_t number = running.next++;
-  Slot* const slot = number < values.size() ? values[number] : nullptr;
-  const bool is_missed = slot != nullptr && !slot->value.defined();
-  running.is_other |= number >= values.size() || (is_missed && slot->shape != shape_of(value));
-  TORCH_CHECK(!running.is_other, kOtherValues);
-  if (is_missed) {
+  if (running.next == values.size()) {
+    return;
+  }
+  Slot* const slot = values[running.next++];
+  if (slot != nullptr && !slot->value.defined()) {
+    running.is_other |= slot->shape != shape_of(value);
+    TORCH_CHECK(!running.is_other, kOtherValues);
     slot->value = value.tensor_data();
     slot->version = version_of(value).version;
   }
@@ -394,7 +405,8 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, value);
   const bool goes =
-      !slot->is_blocks() && device.take_place(slot->step, slot->place, slot->bytes, slot->work);
+      !slot->is_blocks() &&
+      device.take_place(slot->step, slot->place, {.bytes = slot->bytes, .work = slot->work});
   if (is_in_block) {
     slot->block = running.block->shared_from_this();
     slot->of = running.slots;
@@ -417,6 +429,24 @@ void end_slot(std::unique_ptr<Slot> slot) noexcept {
   device.remove(*slot);
 }
 
+namespace {
+
+/// Under the lock of its device.
+at::Tensor locked_value(const Slot& slot) {
+  if (slot.of != nullptr && !slot.of->can_go && backward_now() != slot.of->backward) {
+    slot.of->is_used = true;
+  }
+  const bool is_there = slot.value.defined() && version_of(slot.value).version == slot.version;
+  return is_there ? slot.value : at::Tensor();
+}
+
+}  // namespace
+
+at::Tensor value_if_there(const Slot& slot) {
+  const std::lock_guard lock(slots_of(slot.device).mutex);
+  return locked_value(slot);
+}
+
 at::Tensor value_of(const Slot& slot) {
   DeviceSlots& device = slots_of(slot.device);
   std::unique_lock lock(device.mutex);
@@ -425,11 +455,9 @@ at::Tensor value_of(const Slot& slot) {
     slot.block->run_again();
     lock.lock();
   }
-  if (slot.value.defined() && version_of(slot.value).version == slot.version) {
-    return slot.value;
-  }
-  ++device.counts.recomputed;
-  return {};
+  at::Tensor value = locked_value(slot);
+  device.counts.recomputed += value.defined() ? 0 : 1;
+  return value;
 }
 
 std::uint64_t block_here() { return running_block().number; }

@@ -28,6 +28,8 @@ struct BlockSlots {
   std::size_t place = 0;      // in its step
   bool goes = false;          // when it ends, as earlier steps had shown
   bool can_go = false;        // it has ended, and can run again
+  int backward = -1;          // in which it runs for the first time, if in one
+  bool is_used = false;       // by a backward inside of it: again, that would save other tensors
   bool is_gone = false;       // its values were given up
   bool has_run = false;       // again: its values are needed now
   std::vector<Slot*> values;  // in the order in which they were kept; null for those that ended
@@ -75,11 +77,14 @@ class DeviceSlots {
 
   /// A value, or a block, that comes next in the step. Sets its step and place.
   /// @returns whether the plan says that it goes
-  bool take_place(std::size_t& step, std::size_t& place, std::int64_t bytes, double work);
+  bool take_place(std::size_t& step, std::size_t& place, const StepValue& value);
 
   /// At the end of a block that can go: it does, if that is planned.
   /// @param dropped its values, to be freed without the lock
   void end_block(BlockSlots& block, std::vector<at::Tensor>& dropped);
+
+  /// What a block read was written to before its backward: it could not run again.
+  void keep_next_time(const BlockSlots& block);
 
   void add(Slot& slot);
   void remove(Slot& slot);
@@ -89,9 +94,11 @@ class DeviceSlots {
   /// nothing had to go meanwhile.
   std::unordered_map<std::size_t, std::int64_t> needs;
 
-  /// What is free, some milliseconds ago at the most: to ask for it takes time.
+  /// What is free, but for what others did in the last milliseconds: to ask takes time.
   /// @param limit in force, 0 for none
-  std::int64_t recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit);
+  /// @param held by tensors of this process now
+  std::int64_t recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit,
+                           std::int64_t held);
 
   /// Gives up as many values as give the bytes; see Reclaim.
   std::int64_t drop(std::int64_t bytes);
@@ -116,7 +123,7 @@ class DeviceSlots {
   void be_of_kind(std::size_t found);
   void learn();
   void end_step() noexcept;
-  [[nodiscard]] bool is_planned(std::size_t place, std::int64_t bytes, double work);
+  [[nodiscard]] bool is_planned(std::size_t place, const StepValue& value);
   void note_gone(std::size_t step, std::size_t place);
 
   std::atomic<bool> has_begun_{false};
@@ -134,6 +141,7 @@ class DeviceSlots {
   bool is_short_ = false;     // values went that the plan had kept
   std::int64_t room_ = 0;
   std::int64_t room_limit_ = 0;
+  std::int64_t room_held_ = 0;
   std::chrono::steady_clock::time_point room_asked_;
   // By the shape of a step's first value, and the limit in force; then by where it differs from the
   // plan for that.
@@ -173,6 +181,9 @@ struct RunningBlock {
 
 /// Takes it from its list, and ends it.
 void end_slot(std::unique_ptr<Slot> slot) noexcept;
+
+/// The same if it is there.
+[[nodiscard]] at::Tensor value_if_there(const Slot& slot);
 
 /// Without a place in the graph; undefined if it is gone, or was written to. Where its block is
 /// gone, that runs again before.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -16,8 +17,9 @@ struct StepValue {
   static constexpr double kBlock = std::numeric_limits<double>::infinity();
 
   std::int64_t bytes = 0;
-  double work = 0;    // to compute it again, per byte
-  bool goes = false;  // it was given up
+  double work = 0;       // to compute it again, per byte
+  bool goes = false;     // it was given up
+  std::size_t part = 0;  // of the model, and the shapes it got: of a block
 
   [[nodiscard]] bool is_block() const { return work == kBlock; }
 };
