@@ -173,8 +173,8 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   device.begin_step_if_none(lock, first);
   BlockSlots& slots = state.slots;
   slots.backward = backward_now();
-  slots.goes = device.take_place(slots.step, slots.place,
-                                 {.work = StepValue::kBlock, .part = state.kind});
+  slots.goes =
+      device.take_place(slots.step, slots.place, {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
   running_block() = {
       .block = block.get(), .slots = &slots, .device = state.device(), .number = next_run()};

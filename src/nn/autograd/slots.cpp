@@ -401,9 +401,9 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
   slot->device = on;
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, value);
-  const bool goes = !slot->is_blocks() &&
-                    device.take_place(slot->step, slot->place,
-                                      {.bytes = slot->bytes, .work = slot->work});
+  const bool goes =
+      !slot->is_blocks() &&
+      device.take_place(slot->step, slot->place, {.bytes = slot->bytes, .work = slot->work});
   if (is_in_block) {
     slot->block = running.block->shared_from_this();
     slot->of = running.slots;
