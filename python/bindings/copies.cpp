@@ -11,9 +11,15 @@ namespace brim::python {
 namespace {
 
 // Classes of torch.
+PyTypeObject* modules = nullptr;
 PyTypeObject* scripted = nullptr;
 PyTypeObject* synchronised = nullptr;
 PyTypeObject* norms = nullptr;
+
+/// Whether it has state that is not in its attributes: `__slots__`, or that of a base in C.
+bool has_more_than_attributes(PyObject* module) {
+  return Py_TYPE(module)->tp_basicsize != modules->tp_basicsize;
+}
 
 bool is_a(PyObject* object, PyTypeObject* kind) {
   return PyType_IsSubtype(Py_TYPE(object), kind) != 0;
@@ -46,6 +52,7 @@ void Copies::set_up() {
     return reinterpret_cast<PyTypeObject*>(
         attribute(py::module_::import(module), name).release().ptr());
   };
+  modules = class_of("torch.nn", "Module");
   scripted = class_of("torch.jit", "ScriptModule");
   synchronised = class_of("torch.nn", "SyncBatchNorm");
   norms = class_of("torch.nn.modules.batchnorm", "_NormBase");
@@ -77,12 +84,13 @@ bool Copies::add(PyObject* module) {
   if (made_.contains(module)) {
     return true;
   }
-  if (is_a(module, scripted) || is_a(module, synchronised)) {
+  if (is_a(module, scripted) || is_a(module, synchronised) || has_more_than_attributes(module)) {
     return false;
   }
   const py::object& copy =
-      made_.try_emplace(module, owned(PyBaseObject_Type.tp_new(Py_TYPE(module),
-                                                               py::tuple().ptr(), nullptr)))
+      made_
+          .try_emplace(module,
+                       owned(PyBaseObject_Type.tp_new(Py_TYPE(module), py::tuple().ptr(), nullptr)))
           .first->second;
   modules_.emplace_back(module, copy.ptr());
   const py::object attributes = attributes_of(module);
@@ -107,8 +115,7 @@ void Copies::fill(PyObject* module, PyObject* copy) {
   PyObject* value = nullptr;
   Py_ssize_t place = 0;
   while (PyDict_Next(attributes.ptr(), &place, &name, &value) != 0) {
-    are_statistics_ =
-        has_statistics && PyUnicode_CompareWithASCIIString(name, "_buffers") == 0;
+    are_statistics_ = has_statistics && PyUnicode_CompareWithASCIIString(name, "_buffers") == 0;
     copied[py::handle(name)] = of(value);
   }
   are_statistics_ = false;
@@ -130,9 +137,9 @@ py::object Copies::of(PyObject* value) {
   }
   if (PyMethod_Check(value)) {
     const auto of_self = made_.find(PyMethod_Self(value));
-    return of_self == made_.end() ? itself(value)
-                                  : owned(PyMethod_New(PyMethod_Function(value),
-                                                       of_self->second.ptr()));
+    return of_self == made_.end()
+               ? itself(value)
+               : owned(PyMethod_New(PyMethod_Function(value), of_self->second.ptr()));
   }
   if (const auto made = made_.find(value); made != made_.end()) {
     return made->second;

@@ -21,8 +21,8 @@ class Copies {
   static void set_up();
 
   /// A module and those inside of it. None if it cannot be called again: compiled ones
-  /// (TorchScript) hold their state elsewhere, and for those that talk to other processes
-  /// (SyncBatchNorm) all of these would have to run again.
+  /// (TorchScript) and those with `__slots__` hold their state elsewhere, and for those that talk
+  /// to other processes (SyncBatchNorm) all of these would have to run again.
   [[nodiscard]] std::optional<pybind11::object> of_module(PyObject* module);
 
   /// Lists, dicts and tuples with copies of what is in them, tensors without their past, anything

@@ -433,7 +433,7 @@ def test_statistics_that_a_forward_reads_keep_the_block() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_scripted_and_synchronised_parts_keep_the_block() -> None:
+def test_parts_that_cannot_be_copied_or_run_alone_keep_the_block() -> None:
     class Outer(Layer):
         def __init__(self, part: nn.Module) -> None:
             super().__init__(16)
@@ -442,8 +442,16 @@ def test_scripted_and_synchronised_parts_keep_the_block() -> None:
         def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
             return super().forward(self.part(x))
 
+    class Slotted(nn.Module):
+        __slots__ = ("factor",)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
     x = torch.randn(4, 8, 16)
-    for part in (torch.jit.script(nn.Tanh()), nn.SyncBatchNorm(8).eval()):
+    slotted = Slotted()
+    slotted.factor = 3
+    for part in (torch.jit.script(nn.Tanh()), nn.SyncBatchNorm(8).eval(), slotted):
         ours = nn.Sequential(*(Outer(part) for _ in range(2)))
         brim.convert(ours, recompute="auto")
         step(ours, x, drop_all)
