@@ -16,6 +16,8 @@ PyTypeObject* scripted = nullptr;
 PyTypeObject* synchronised = nullptr;
 PyTypeObject* norms = nullptr;
 
+PyObject* of_every_module = nullptr;  // names: flags, and tables of hooks, which stay themselves
+
 /// Whether it has state that is not in its attributes: `__slots__`, or that of a base in C.
 bool has_more_than_attributes(PyObject* module) {
   return Py_TYPE(module)->tp_basicsize != modules->tp_basicsize;
@@ -56,6 +58,14 @@ void Copies::set_up() {
   scripted = class_of("torch.jit", "ScriptModule");
   synchronised = class_of("torch.nn", "SyncBatchNorm");
   norms = class_of("torch.nn.modules.batchnorm", "_NormBase");
+  const py::object plain = attributes_of(
+      py::reinterpret_steal<py::object>(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(modules)))
+          .ptr());
+  py::set names(plain);
+  for (const char* const own : {"_parameters", "_buffers", "_modules"}) {
+    names.attr("discard")(own);
+  }
+  of_every_module = names.release().ptr();
 }
 
 std::optional<py::object> Copies::of_module(PyObject* module) {
@@ -110,13 +120,19 @@ void Copies::fill(PyObject* module, PyObject* copy) {
   const py::object attributes = attributes_of(module);
   const bool has_statistics =
       PyDict_GetItemString(attributes.ptr(), "training") == Py_True && is_a(module, norms);
-  py::dict copied;
+  const py::object copied = owned(PyDict_Copy(attributes.ptr()));
   PyObject* name = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t place = 0;
   while (PyDict_Next(attributes.ptr(), &place, &name, &value) != 0) {
+    if (PySet_Contains(of_every_module, name) == 1) {
+      continue;
+    }
     are_statistics_ = has_statistics && PyUnicode_CompareWithASCIIString(name, "_buffers") == 0;
-    copied[py::handle(name)] = of(value);
+    const py::object own = of(value);
+    if (own.ptr() != value && PyDict_SetItem(copied.ptr(), name, own.ptr()) != 0) {
+      throw py::error_already_set();
+    }
   }
   are_statistics_ = false;
   if (PyObject_GenericSetDict(copy, copied.ptr(), nullptr) != 0) {
