@@ -76,7 +76,7 @@ def step(
     model.zero_grad(set_to_none=True)
     torch.manual_seed(1)
     leaf = x.detach().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
         loss = model(leaf).float().square().mean()
     between()
     loss.backward()

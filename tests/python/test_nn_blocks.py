@@ -793,30 +793,16 @@ def drop_all_on_cuda() -> None:
         torch.empty(1 << 44, dtype=torch.uint8, device="cuda")
 
 
-def cuda_step(
-    model: nn.Module, x: Tensor, between: Callable[[], object] = lambda: None, low: bool = True
-) -> list[Tensor]:
-    model.zero_grad(set_to_none=True)
-    torch.manual_seed(1)
-    leaf = x.detach().requires_grad_()
-    with torch.autocast("cuda", torch.bfloat16, enabled=low):
-        loss = model(leaf).float().square().mean()
-    between()
-    loss.backward()
-    assert leaf.grad is not None
-    return [loss.detach(), leaf.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
-
-
 @needs_cuda
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", ["transformer", "with dropout"])
 def test_cuda_gives_the_same_bits(name: str, low: bool) -> None:
     model, x = WORKS[name]()
     model, x = model.cuda(), x.cuda()
-    expected = cuda_step(converted(model, blocks=()), x, low=low)
+    expected = step(converted(model, blocks=()), x, autocast=low)
     random_after = torch.cuda.get_rng_state()
     ours = converted(model)
-    assert equal(cuda_step(ours, x, drop_all_on_cuda, low), expected)
+    assert equal(step(ours, x, drop_all_on_cuda, low), expected)
     assert brim.nn.pressure().blocks == 6
     assert torch.equal(torch.cuda.get_rng_state(), random_after)
 
@@ -828,17 +814,17 @@ def test_cuda_random_lengths_under_a_budget() -> None:
     kept, ours = converted(model, blocks=()), converted(model)
     longest = torch.randn(2, 1024, 128, device="cuda")
     with brim.PeakMeter("cuda") as meter:
-        cuda_step(kept, longest)
+        step(kept, longest, autocast=True)
     kept.zero_grad(set_to_none=True)
     generator = torch.Generator().manual_seed(0)
     lengths = [int(torch.randint(64, 1025, (), generator=generator)) for _ in range(24)]
-    expected = [cuda_step(kept, longest[:, :length])[:2] for length in lengths]
+    expected = [step(kept, longest[:, :length], autocast=True)[:2] for length in lengths]
     gc.collect()
     brim.release_cached("cuda")
     limit = brim.memory_stats("cuda").allocated + meter.peak // 2
     with brim.budget(limit, "cuda"):
         for length, want in zip(lengths, expected, strict=True):
-            assert equal(cuda_step(ours, longest[:, :length])[:2], want)
+            assert equal(step(ours, longest[:, :length], autocast=True)[:2], want)
     assert brim.nn.pressure().blocks > 0
 
 

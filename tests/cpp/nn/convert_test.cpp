@@ -4,6 +4,7 @@
 #include <brim/nn/convert.h>
 #include <brim/nn/modules.h>
 #include <brim/nn/pressure.h>
+#include <brim/nn/run_block.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -271,6 +272,71 @@ TEST(Convert, AutomaticLayersKeepEverythingUntilMemoryIsShort) {
   EXPECT_GT(found.foreseen, 0) << "the second step knew";
   EXPECT_GT(found.recomputed, 0);
   EXPECT_EQ(found.values, 0) << "no graph is left";
+}
+
+std::vector<Sequential> normalised_layers() {
+  torch::manual_seed(0);
+  std::vector<Sequential> layers;
+  for (int i = 0; i < 6; ++i) {
+    Sequential layer;
+    for (int part = 0; part < 3; ++part) {
+      layer->push_back(torch::nn::Linear(16, 16));
+      layer->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+      layer->push_back(torch::nn::Dropout(0.1));
+    }
+    layer->push_back(torch::nn::BatchNorm1d(16));
+    convert(*layer, {.automatic = true});
+    layers.push_back(layer);
+  }
+  return layers;
+}
+
+/// Gradients and running statistics after a step.
+std::vector<Tensor> step_of(std::vector<Sequential>& layers, const Tensor& x, bool as_blocks) {
+  torch::manual_seed(1);
+  Tensor y = x;
+  for (Sequential& layer : layers) {
+    layer->zero_grad();
+    const auto call = [&](const std::vector<Tensor>& in) { return layer->forward(in[0]); };
+    y = as_blocks ? run_block(*layer, call, {y}) : call({y});
+  }
+  y.square().mean().backward();
+  std::vector<Tensor> found;
+  for (Sequential& layer : layers) {
+    for (const Tensor& parameter : layer->parameters()) {
+      found.push_back(parameter.grad().clone());
+    }
+    for (const Tensor& buffer : layer->buffers()) {
+      found.push_back(buffer.clone());
+    }
+  }
+  return found;
+}
+
+TEST(Convert, BlocksRunAgainWhereNothingElseIsLeft) {
+  std::vector<Sequential> kept = normalised_layers();
+  std::vector<Sequential> ours = normalised_layers();
+  const Tensor x = at::randn({512, 16});
+  reset_pressure();
+  std::vector<std::vector<Tensor>> expected;
+  PeakMeter meter(at::kCPU);
+  for (int step = 0; step < 3; ++step) {
+    expected.push_back(step_of(kept, x, false));
+  }
+  const std::int64_t peak = meter.peak();
+  {
+    const Budget budget(memory_stats(at::kCPU).allocated + peak * 6 / 10, at::kCPU);
+    for (const std::vector<Tensor>& wanted : expected) {
+      const std::vector<Tensor> found = step_of(ours, x, true);
+      ASSERT_EQ(found.size(), wanted.size());
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(found[i].equal(wanted[i])) << i;
+      }
+    }
+  }
+  EXPECT_GT(pressure().blocks, 0);
+  EXPECT_EQ(pressure().values, 0) << "no graph is left";
+  EXPECT_THROW(run_block(*ours[0], [](const auto& in) { return in[0]; }, {}), c10::ValueError);
 }
 
 TEST(Convert, RestorePutsTorchsLayersBack) {
