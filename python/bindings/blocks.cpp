@@ -217,11 +217,11 @@ extern "C" PyObject* within_block(PyObject* /*self*/, PyObject* const* values, P
     if (!copied) {
       return call();
     }
-    py::tuple args(count - 4);
+    const py::tuple args(count - 4);
     for (Py_ssize_t i = 4; i < count; ++i) {
       args[static_cast<std::size_t>(i - 4)] = copies.of(values[i]);
     }
-    py::dict kwargs;
+    const py::dict kwargs;
     for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
       kwargs[py::handle(PyTuple_GET_ITEM(names, i))] = copies.of(values[count + i]);
     }
