@@ -12,17 +12,15 @@ does not fit.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from harness import Work, cells_in_line, synchronize
+from harness import Work, cells_in_line, network_options, synchronize
 from nn_models import MODELS, Case, Setting, torchvision_model
 from nn_ways import Way, as_it_is, checkpointed, converted, selective
 from torch import nn
@@ -139,19 +137,11 @@ def run_row(name: str, device: str, rounds: int, width: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("networks", nargs="*", help="parts of their names; default: all")
-    parser.add_argument("--rounds", type=int, default=10, help="steps that are timed")
-    parser.add_argument("--device", help="cpu, cuda, …; default: the accelerator if there is one")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")  # of the frameworks
-    device = options.device or brim.default_device().type
-    parts = [part.lower() for part in options.networks or [""]]
-    names = [name for name in NETWORKS if any(part in name.lower() for part in parts)]
+    names, device, rounds = network_options(__doc__, NETWORKS, 10, "steps that are timed")
     width = 20
     cells_in_line(["network", "torch, ms", "peak, MiB", "no limit", *map(str, SHARES)], width)
     for name in names:
-        run_row(name, device, options.rounds, width)
+        run_row(name, device, rounds, width)
         gc.collect()
         brim.release_cached(device)
 

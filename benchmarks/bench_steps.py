@@ -11,17 +11,15 @@ time; the ways take turns. A ratio above its bound is marked with "!".
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from harness import Work, cells_in_line, medians
+from harness import Work, cells_in_line, medians, network_options
 from nn_models import MODELS, Case, Setting, language_model, torchvision_model
 from torch import Tensor, nn
 
@@ -164,21 +162,13 @@ def run_row(name: str, batch: str, device: str, rounds: int, width: int) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("networks", nargs="*", help="parts of their names; default: all")
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each way")
-    parser.add_argument("--device", help="cpu, cuda, …; default: the accelerator if there is one")
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore")  # of the frameworks
-    device = options.device or brim.default_device().type
-    parts = [part.lower() for part in options.networks or [""]]
-    names = [name for name in NETWORKS if any(part in name.lower() for part in parts)]
+    names, device, rounds = network_options(__doc__, NETWORKS, 12, "turns of each way")
     width = 38
     cells_in_line(["network, precision, batch", "torch, ms", *WAYS], width)
     begin = time.perf_counter()
     for batch in SCALES:
         for name in names:
-            run_row(name, batch, device, options.rounds, width)
+            run_row(name, batch, device, rounds, width)
             gc.collect()
             brim.release_cached(device)
     print(f"{time.perf_counter() - begin:.0f} s in all")

@@ -6,6 +6,7 @@ median. The libraries come from PyPI and are installed into a folder of their ow
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import re
@@ -13,12 +14,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+
+import brim
 
 Work = Callable[[], object]
 
@@ -171,3 +175,25 @@ def adaptive_peers() -> Iterator[tuple[str, Adaptive]]:
     if accelerate := peer("accelerate.utils"):
         find = accelerate.find_executable_batch_size
         yield "accelerate", lambda function, first: find(function, starting_batch_size=first)
+
+
+def network_options(
+    about: str | None, networks: Iterable[str], rounds: int, what: str
+) -> tuple[list[str], str, int]:
+    """The networks, the device and the rounds that the command line asks for.
+
+    Args:
+        about: what the script is, in its first line.
+        networks: the names of all.
+        rounds: without `--rounds`.
+        what: that number counts.
+    """
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("networks", nargs="*", help="parts of their names; default: all")
+    parser.add_argument("--rounds", type=int, default=rounds, help=what)
+    parser.add_argument("--device", help="cpu, cuda, …; default: the accelerator if there is one")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")  # of the frameworks
+    parts = [part.lower() for part in options.networks or [""]]
+    names = [name for name in networks if any(part in name.lower() for part in parts)]
+    return names, options.device or brim.default_device().type, options.rounds

@@ -60,6 +60,19 @@ def deep(blocks: int = 6, width: int = 32) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*parts).train(), torch.randn(512, width)
 
 
+class Checkpointed(nn.Module):
+    """A model whose parts run under a checkpoint each."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        for part in self.inner.children():
+            x = checkpoint(part, x, use_reentrant=self.reentrant)
+        return x
+
+
 def converted(model: nn.Module, recompute: str | None = "auto") -> nn.Module:
     ours = copy.deepcopy(model)
     brim.convert(ours, recompute=recompute)
@@ -378,19 +391,7 @@ def test_saved_tensor_hooks_see_all_that_is_kept() -> None:
 def test_inside_of_a_checkpoint(reentrant: bool) -> None:
     model, x = deep(3)
     expected = step(model, x)
-    ours = converted(model)
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = ours
-
-        def forward(self, x: Tensor) -> Any:
-            for block in self.inner:
-                x = checkpoint(block, x, use_reentrant=reentrant)
-            return x
-
-    assert equal(step(Checkpointed(), x, drop_all), expected)
+    assert equal(step(Checkpointed(converted(model), reentrant), x, drop_all), expected)
 
 
 def test_two_threads_share_a_budget() -> None:

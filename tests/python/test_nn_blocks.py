@@ -13,12 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import brim
 from brim.nn._blocks import repeated_blocks
 
-from .test_nn_auto import _without_onednn, drop_all, equal, peak_of, step  # noqa: F401
+from .test_nn_auto import Checkpointed, _without_onednn, drop_all, equal, peak_of, step  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -621,19 +620,9 @@ def test_a_value_written_to_raises_as_torch_does() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_around_and_inside(reentrant: bool) -> None:
     model, x = transformer(4, dropout=0.2)
-
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.inner:
-                x = checkpoint(layer, x, use_reentrant=reentrant)
-            return x
-
-    expected = step(converted(Around(), blocks=()), x)
-    assert equal(step(converted(Around()), x, drop_all), expected)
+    around = Checkpointed(model, reentrant)
+    expected = step(converted(around, blocks=()), x)
+    assert equal(step(converted(around), x, drop_all), expected)
     if not reentrant:
         assert brim.nn.pressure().blocks == 0
 
