@@ -68,7 +68,7 @@ void register_options(py::module_& m) {
   using Options = AllocatorOptions;
   record<Options>(
       m, "AllocatorOptions", "", field(nullptr, &Options::kind), field(nullptr, &Options::capacity),
-      field("expandable_segments", &Options::expandable_segments),
+      field(nullptr, &Options::beyond), field("expandable_segments", &Options::expandable_segments),
       field(nullptr, &Options::max_split_size), field(nullptr, &Options::max_non_split_rounding),
       field(nullptr, &Options::large_segment_size),
       field(nullptr, &Options::roundup_power2_divisions))
@@ -80,13 +80,16 @@ void register_options(py::module_& m) {
            py::arg("kind") = "caching", py::kw_only(), py::arg("capacity") = py::none())
       .def_static(
           "from_settings",
-          [](const std::optional<std::string>& text, const std::optional<std::int64_t>& capacity) {
+          [](const std::optional<std::string>& text, const std::optional<std::int64_t>& capacity,
+             std::int64_t beyond) {
             AllocatorSettings settings =
                 parse_allocator_settings(text ? *text : allocator_settings_in_environment());
             settings.options.capacity = limit_of(capacity);
+            settings.options.beyond = beyond;
             return py::make_tuple(settings.options, settings.not_modelled);
           },
-          py::arg("text") = py::none(), py::kw_only(), py::arg("capacity") = py::none())
+          py::arg("text") = py::none(), py::kw_only(), py::arg("capacity") = py::none(),
+          py::arg("beyond") = 0)
       .def_property_readonly("capacity",
                              [](const Options& self) { return limit_or_none(self.capacity); })
       .def_property_readonly(

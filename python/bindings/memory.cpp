@@ -85,12 +85,14 @@ Example:
       field("limit", &MemoryStats::limit,
             "The least of what the device, the container and open budgets allow."),
       field("free", &MemoryStats::free, "What can still be allocated before a limit is reached."),
+      field("reservable", &MemoryStats::reservable,
+            "What torch's cache may take: more than `allocated` and `free` under a CUDA budget."),
       field("inactive_split", &MemoryStats::inactive_split,
             "Cached by torch, but stuck beside a live block; 0 on the CPU."),
       field("alloc_retries", &MemoryStats::alloc_retries,
             "How often torch flushed its cache to make room; 0 on the CPU."),
       field("ooms", &MemoryStats::ooms,
-            "How often torch's allocator ran out of memory; 0 on the CPU."))
+            "How often torch's allocator or a budget ran out of memory; 0 on the CPU."))
       .def("__str__", [](const MemoryStats& self) { return to_string(self); })
       .def("__repr__", [](const MemoryStats& s) {
         return "MemoryStats(allocated=" + std::to_string(s.allocated) +

@@ -38,6 +38,7 @@ class MemoryStats:
     reserved: Final[int]
     limit: Final[int]
     free: Final[int]
+    reservable: Final[int]
     inactive_split: Final[int]
     alloc_retries: Final[int]
     ooms: Final[int]
@@ -359,13 +360,14 @@ class AllocatorOptions:
     def __init__(self, kind: str = "caching", *, capacity: int | None = None) -> None: ...
     @staticmethod
     def from_settings(
-        text: str | None = None, *, capacity: int | None = None
+        text: str | None = None, *, capacity: int | None = None, beyond: int = 0
     ) -> tuple[AllocatorOptions, list[str]]:
         """Reads `PYTORCH_CUDA_ALLOC_CONF`; also says which settings are not modelled.
 
         Args:
             text: the settings. Those of the environment by default.
             capacity: in bytes. No limit by default.
+            beyond: what may be reserved beyond it, under a budget of what is allocated.
         """
     capacity: Final[int | None]
     expandable_segments: Final[bool]

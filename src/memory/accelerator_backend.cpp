@@ -40,7 +40,8 @@ MemoryStats AcceleratorBackend::stats(c10::Device device) {
   stats.ooms = now.num_ooms;
   const auto [free, total] = device_allocator(device.type()).getMemoryInfo(device.index());
   stats.limit = static_cast<std::int64_t>(total);
-  stats.free = static_cast<std::int64_t>(free) + stats.reserved - stats.allocated;
+  stats.reservable = static_cast<std::int64_t>(free) + stats.reserved;
+  stats.free = stats.reservable - stats.allocated;
   return stats;
 }
 

@@ -37,10 +37,11 @@ class DeviceBackend {
     std::int64_t allocated = 0;
     std::int64_t free = 0;
     std::int64_t reserved = 0;  ///< taken by a caching allocator, 0 where there is none
+    std::int64_t reservable = 0;
   };
   virtual Room headroom(c10::Device device) {
     const MemoryStats now = stats(device);
-    return {now.allocated, now.free, now.reserved};
+    return {now.allocated, now.free, now.reserved, now.reservable};
   }
 
   /// Keeps the device's allocations under `bytes` from now on; empty takes the limit away.

@@ -1,6 +1,5 @@
 #include "memory/cpu_allocator.h"
 
-#include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>
 #include <brim/runtime.h>
 #include <c10/core/CPUAllocator.h>
@@ -64,10 +63,6 @@ void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated)
   }
 }
 
-std::string with_exact(std::int64_t bytes) {
-  return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)";
-}
-
 /// Returns where another try is worth it: memory was given up for this one.
 /// @param missing of the bytes
 void refuse(std::int64_t bytes, std::int64_t missing, std::int64_t in_use, const std::string& why) {
@@ -80,16 +75,7 @@ void refuse(std::int64_t bytes, std::int64_t missing, std::int64_t in_use, const
   c10::reportOutOfMemoryToProfiler(bytes,
                                    static_cast<std::size_t>(std::max<std::int64_t>(in_use, 0)), 0,
                                    c10::Device(c10::DeviceType::CPU));
-  const std::string gone = given_up(c10::DeviceType::CPU);
-  const std::string text = "CPU out of memory. Tried to allocate " + with_exact(bytes) + " with " +
-                           with_exact(in_use) + " in use" + why + (gone.empty() ? "" : "; ") + gone;
-  remember_refusal(text, {.kind = OomKind::host_memory,
-                          .device = c10::DeviceType::CPU,
-                          .requested = bytes,
-                          .in_use = in_use});
-  // Without a backtrace, which TORCH_CHECK_WITH would add: running out of memory is expected here,
-  // and torch prints the whole text where oneDNN fails and falls back to another kernel.
-  throw c10::OutOfMemoryError(text);
+  throw_refusal(c10::DeviceType::CPU, bytes, in_use, why);
 }
 
 }  // namespace
@@ -187,9 +173,7 @@ void CpuAllocator::reserve(std::int64_t bytes) {
   std::int64_t held = bytes_held.load(std::memory_order_relaxed);
   do {
     for (std::int64_t allowed = 0; bytes > (allowed = limit()) - held;) {
-      refuse(bytes, bytes - (allowed - held), held,
-             " of " + with_exact(allowed) + " allowed by the budget" +
-                 (held > allowed ? ", which is less than what was held already" : ""));
+      refuse(bytes, bytes - (allowed - held), held, allowed_by_budget(allowed, held));
       held = bytes_held.load(std::memory_order_relaxed);
     }
   } while (!bytes_held.compare_exchange_weak(held, held + bytes, std::memory_order_relaxed));

@@ -25,6 +25,7 @@ class CpuBackend final : public DeviceBackend {
     stats.reserved = host.resident;
     stats.limit = std::min(host.limit(), allocator.limit());
     stats.free = within_budget(host.available(), stats.allocated);
+    stats.reservable = stats.allocated + stats.free;
     return stats;
   }
 
@@ -32,7 +33,8 @@ class CpuBackend final : public DeviceBackend {
 
   Room headroom(c10::Device /*device*/) override {
     const std::int64_t allocated = CpuAllocator::allocated();
-    return {.allocated = allocated, .free = within_budget(recent_host_room(allocated), allocated)};
+    const std::int64_t free = within_budget(recent_host_room(allocated), allocated);
+    return {.allocated = allocated, .free = free, .reservable = allocated + free};
   }
 
   PeakReading peak(c10::Device /*device*/) override { return CpuAllocator::instance().peak(); }

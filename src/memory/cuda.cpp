@@ -53,40 +53,40 @@ AllocatorSegment segment_of(const Info& info) {
 class CudaBackend final : public AcceleratorBackend {
  public:
   MemoryStats stats(c10::Device device) override {
-    MemoryStats stats = AcceleratorBackend::stats(device);
-    const double fraction = caching::getMemoryFraction(device.index());
-    if (fraction < 1.0) {
-      stats.limit = static_cast<std::int64_t>(fraction * static_cast<double>(stats.limit));
-      stats.free = std::clamp<std::int64_t>(stats.limit - stats.allocated, 0,
-                                            std::max<std::int64_t>(stats.free, 0));
-    }
+    const std::lock_guard lock(mutex_);
+    MemoryStats stats = without_budget(device);
+    limit_by_budget(device, stats);
+    stats.ooms += exact_ != nullptr ? exact_->refused(device.index()) : 0;
     return stats;
   }
 
   void set_limit(c10::Device device, std::optional<std::int64_t> bytes) override {
     const std::lock_guard lock(mutex_);
     const c10::DeviceIndex index = device.index();
-    if (!bytes) {
-      if (const auto outer = outer_fraction_.find(index); outer != outer_fraction_.end()) {
-        caching::setMemoryFraction(outer->second, index);
-        outer_fraction_.erase(outer);
-      }
-      return;
-    }
-    const double outer =
-        outer_fraction_.try_emplace(index, caching::getMemoryFraction(index)).first->second;
+    const double outer = outer_fraction(index);
     const MemoryStats now = AcceleratorBackend::stats(device);
-    // A fraction that the user set with torch's own call stays in force below the budget.
-    const double fraction = fraction_for(std::min(*bytes, now.limit), now.limit);
-    caching::setMemoryFraction(std::min(fraction, outer), index);
-    // torch does not check the limit for blocks that are in its cache.
-    if (now.reserved > *bytes) {
+    CudaAllocator::Limit limit{.fraction = outer, .outer_fraction = outer};
+    if (bytes) {
+      limit.bytes = *bytes;
+      // A fraction that the user set with torch's own call stays in force below the budget.
+      limit.fraction = std::min(fraction_for(std::min(*bytes, now.limit), now.limit), outer);
+      limits_[index] = limit;
+    } else {
+      limits_.erase(index);
+    }
+    if ((exact_ = CudaAllocator::install(log_)) != nullptr) {
+      exact_->set_limit(index, limit);
+    } else {
+      caching::setMemoryFraction(limit.fraction, index);
+    }
+    // So that what is reserved goes below it.
+    if (now.reserved > limit.bytes) {
       release_cached(device);
     }
   }
 
   AllocationGates* gates() override {
-    CudaAllocator* const allocator = CudaAllocator::install();
+    CudaAllocator* const allocator = CudaAllocator::install(log_);
     return allocator == nullptr ? nullptr : &allocator->gates();
   }
 
@@ -114,6 +114,37 @@ class CudaBackend final : public AcceleratorBackend {
   }
 
  private:
+  /// Torch's memory fraction when no budget is open.
+  double outer_fraction(c10::DeviceIndex index) {
+    const auto limit = limits_.find(index);
+    return limit != limits_.end() ? limit->second.outer_fraction
+                                  : caching::getMemoryFraction(index);
+  }
+
+  MemoryStats without_budget(c10::Device device) {
+    MemoryStats stats = AcceleratorBackend::stats(device);
+    if (const double fraction = outer_fraction(device.index()); fraction < 1.0) {
+      within(static_cast<std::int64_t>(fraction * static_cast<double>(stats.limit)), stats);
+      stats.reservable = stats.allocated + stats.free;
+    }
+    return stats;
+  }
+
+  void limit_by_budget(c10::Device device, MemoryStats& stats) {
+    if (const auto limit = limits_.find(device.index()); limit != limits_.end()) {
+      within(limit->second.bytes, stats);
+      if (exact_ == nullptr) {
+        stats.reservable = stats.allocated + stats.free;
+      }
+    }
+  }
+
+  static void within(std::int64_t limit, MemoryStats& stats) {
+    stats.limit = std::min(limit, stats.limit);
+    stats.free = std::clamp<std::int64_t>(stats.limit - stats.allocated, 0,
+                                          std::max<std::int64_t>(stats.free, 0));
+  }
+
   bool attach() {
     try {
       caching::attachAllocatorTraceTracker([this](const auto& entry) { note(entry); });
@@ -127,7 +158,7 @@ class CudaBackend final : public AcceleratorBackend {
   template <class Entry>
   void note(const Entry& entry) {
     const bool freed = entry.action_ == Entry::FREE_COMPLETED;
-    const bool refused = entry.action_ == Entry::OOM;
+    const bool refused = entry.action_ == Entry::OOM && !CudaAllocator::is_serving();
     const bool wanted = freed ? log_.wants_frees() : log_.is_open();
     if (!wanted || (!freed && !refused && entry.action_ != Entry::ALLOC)) {
       return;
@@ -142,7 +173,8 @@ class CudaBackend final : public AcceleratorBackend {
 
   EventLog log_;
   std::mutex mutex_;
-  std::unordered_map<c10::DeviceIndex, double> outer_fraction_;  // in force before our first limit
+  std::unordered_map<c10::DeviceIndex, CudaAllocator::Limit> limits_;  // of open budgets
+  CudaAllocator* exact_ = nullptr;  // where it limits, and not torch's fraction alone
 };
 
 [[maybe_unused]] const bool kRegistered = [] {

@@ -1,46 +1,195 @@
 #include "memory/cuda_allocator.h"
 
-#include <brim/memory/bytes.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "memory/oom_message.h"
 #include "memory/reclaim.h"
 
 namespace brim {
+namespace {
+
+thread_local bool serves = false;
+
+/// This thread waits for an allocation, which may be tried again.
+class Serving {
+ public:
+  Serving() { serves = true; }
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  ~Serving() { serves = before_; }
+
+ private:
+  bool before_ = serves;
+};
+
+/// In blocks of torch's allocator.
+std::int64_t rounded(std::size_t bytes) {
+  constexpr std::int64_t kBlock = 512;
+  return (static_cast<std::int64_t>(bytes) + kBlock - 1) / kBlock * kBlock;
+}
+
+}  // namespace
+
+/// A request that the budget allows. It counts as allocated until torch counts it.
+class CudaAllocator::Admitted {
+ public:
+  Admitted(CudaAllocator& allocator, Index device, std::size_t bytes)
+      : allocator_(allocator), limited_(allocator.limited(device)), bytes_(rounded(bytes)) {
+    if (!limited_.is_limited.load(std::memory_order_relaxed)) {
+      bytes_ = 0;
+      return;
+    }
+    // Requests of other threads count twice for a moment. They are not waited for without end: they
+    // may wait for what this thread holds, such as the GIL.
+    constexpr int kMostTries = 1000;
+    for (int tries = 1; !is_admitted(device, tries == kMostTries); ++tries) {
+      std::this_thread::yield();
+    }
+  }
+  Admitted(const Admitted&) = delete;
+  Admitted& operator=(const Admitted&) = delete;
+  ~Admitted() {
+    if (bytes_ != 0 && missing_ == 0) {
+      const std::lock_guard lock(allocator_.mutex_);
+      limited_.admitted -= bytes_;
+    }
+  }
+
+  /// Of the bytes; 0 if it was admitted.
+  [[nodiscard]] std::int64_t missing() const { return missing_; }
+  /// When it was not.
+  [[nodiscard]] std::int64_t held() const { return held_; }
+  [[nodiscard]] std::int64_t allowed() const { return allowed_; }
+
+ private:
+  /// Whether it is known.
+  bool is_admitted(Index device, bool is_last_try) {
+    const std::lock_guard lock(allocator_.mutex_);
+    held_ = allocator_.allocated(device);
+    allowed_ = limited_.limit.bytes;
+    const std::int64_t room = allowed_ - held_ - limited_.admitted;
+    if (bytes_ <= room) {
+      limited_.admitted += bytes_;
+      missing_ = 0;
+      return true;
+    }
+    missing_ = bytes_ - room;
+    return limited_.admitted == 0 || is_last_try;
+  }
+
+  CudaAllocator& allocator_;
+  Limited& limited_;
+  std::int64_t bytes_;
+  std::int64_t missing_ = 0;
+  std::int64_t held_ = 0;
+  std::int64_t allowed_ = 0;
+};
 
 bool CudaAllocator::is_capturing() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-CudaAllocator* CudaAllocator::install() {
-  static CudaAllocator* const installed = []() -> CudaAllocator* {
+bool CudaAllocator::is_serving() { return serves; }
+
+CudaAllocator* CudaAllocator::install(EventLog& log) {
+  static CudaAllocator* const installed = [&]() -> CudaAllocator* {
     caching::CUDAAllocator* const torchs = caching::get();
     if (torchs->name() != "native" && torchs->name() != "cudaMallocAsync") {
       return nullptr;
     }
-    auto* const made = new CudaAllocator(*torchs);  // never destroyed: blocks may outlive all else
+    // Never destroyed: blocks may outlive all else.
+    auto* const made = new CudaAllocator(*torchs, log);
     caching::allocator.store(made);
     return made;
   }();
   return installed;
 }
 
+std::int64_t CudaAllocator::allocated(Index device) {
+  return next_.getDeviceStats(device).allocated_bytes[0].current;
+}
+
+void CudaAllocator::set_limit(Index device, const Limit& limit) {
+  const std::lock_guard lock(mutex_);
+  Limited& limited = this->limited(device);
+  limited.limit = limit;
+  limited.is_limited.store(limit.bytes != kUnlimited);
+  next_.setMemoryFraction(limit.fraction, device);
+}
+
+std::int64_t CudaAllocator::refused(Index device) {
+  const std::lock_guard lock(mutex_);
+  return limited(device).refused;
+}
+
+/// The budget allows the bytes, and torch refuses: what it has cached is in pieces. Then it may
+/// reserve more than the budget.
+template <class Allocate>
+auto CudaAllocator::allocate_beyond(Index device, const Allocate& allocate) {
+  Limited& limited = this->limited(device);
+  const auto set_fraction = [&](double Limit::*which) {
+    const std::lock_guard lock(mutex_);
+    next_.setMemoryFraction(limited.limit.*which, device);
+  };
+  set_fraction(&Limit::outer_fraction);
+  try {
+    auto block = allocate();
+    set_fraction(&Limit::fraction);
+    return block;
+  } catch (...) {
+    set_fraction(&Limit::fraction);
+    throw;
+  }
+}
+
 template <class Allocate>
 auto CudaAllocator::allocate_or_reclaim(std::size_t bytes, const Allocate& allocate) {
+  const Serving serving;
+  const Index index = c10::cuda::current_device();
+  const c10::Device device(c10::DeviceType::CUDA, index);
+  const auto size = static_cast<std::int64_t>(bytes);
+  const auto is_reclaimed = [&](std::int64_t missing) {
+    const bool done = !is_capturing() && reclaimed(device, missing);
+    if (!done && log_.is_open()) {
+      log_.note({.bytes = size, .refused = true}, index);
+    }
+    return done;
+  };
   while (true) {
+    if (bytes != 0 && !gates_.admit(bytes)) {
+      if (!is_reclaimed(size)) {
+        throw_refusal(device, size, allocated(index),
+                      ": this failure was injected by brim::testing::OomInjector");
+      }
+      continue;
+    }
+    const Admitted admitted(*this, index, bytes);
+    if (admitted.missing() != 0) {
+      if (!is_reclaimed(admitted.missing())) {
+        note_refusal(index);
+        throw_refusal(device, size, admitted.held(),
+                      allowed_by_budget(admitted.allowed(), admitted.held()));
+      }
+      continue;
+    }
     try {
-      TORCH_CHECK_WITH(OutOfMemoryError, bytes == 0 || gates_.admit(bytes),
-                       "CUDA out of memory. Tried to allocate ",
-                       format_bytes(static_cast<std::int64_t>(bytes)),
-                       ": this failure was injected by brim::testing::OomInjector");
-      return allocate();
+      try {
+        return allocate();
+      } catch (const c10::OutOfMemoryError&) {
+        if (is_capturing() || !limited(index).is_limited.load()) {
+          throw;
+        }
+      }
+      return allocate_beyond(index, allocate);
     } catch (c10::OutOfMemoryError& error) {
-      const c10::Device device(c10::DeviceType::CUDA, c10::cuda::current_device());
-      if (is_capturing() || !reclaimed(device, static_cast<std::int64_t>(bytes))) {
+      if (!is_reclaimed(size)) {
         if (std::string told = given_up(device); !told.empty()) {
           error.add_context(std::move(told));
         }
@@ -48,6 +197,11 @@ auto CudaAllocator::allocate_or_reclaim(std::size_t bytes, const Allocate& alloc
       }
     }
   }
+}
+
+void CudaAllocator::note_refusal(Index device) {
+  const std::lock_guard lock(mutex_);
+  ++limited(device).refused;
 }
 
 c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {

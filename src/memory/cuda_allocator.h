@@ -3,31 +3,58 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/version.h>
 
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "memory/allocation_gates.h"
+#include "memory/event_log.h"
 
 namespace brim {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-/// torch's CUDA allocator, asked again after a refusal if memory could be reclaimed, and with
-/// gates. Everything else is handed on as it is: one line for each of its members.
+/// torch's CUDA allocator, with gates and limits, and asked again after a refusal if memory could
+/// be reclaimed. Everything else is handed on as it is: one line for each of its members.
 class CudaAllocator final : public caching::CUDAAllocator {
  public:
+  using Index = c10::DeviceIndex;
+
   /// Puts it in front of torch's, also after CUDA was first used, unless another than torch's own
   /// is in the way (a pluggable one). @returns null then
-  static CudaAllocator* install();
+  /// @param log where it notes what it refuses; lives for ever
+  static CudaAllocator* install(EventLog& log);
+
+  /// Whether this thread waits for it. What torch refuses meanwhile may be tried again.
+  static bool is_serving();
 
   /// Whether a CUDA graph captures what this thread runs.
   static bool is_capturing();
 
   AllocationGates& gates() { return gates_; }
+
+  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+  /// What a device's tensors may hold: exact, but for less than the 1 MiB that torch does not split
+  /// from a block. What is reserved stays below it, too, where the cache is not in pieces.
+  struct Limit {
+    std::int64_t bytes = kUnlimited;
+    double fraction = 1;        // torch's, of the bytes
+    double outer_fraction = 1;  // without the limit
+  };
+  void set_limit(Index device, const Limit& limit);
+
+  /// How often a limit has refused a request.
+  std::int64_t refused(Index device);
 
   /// @throws c10::OutOfMemoryError if nothing is left to be reclaimed, or while a CUDA graph is
   /// captured, when nothing may be.
@@ -37,7 +64,6 @@ class CudaAllocator final : public caching::CUDAAllocator {
 
   // -- As torch's ------------------------------------------------------------------------------
 
-  using Index = c10::DeviceIndex;
   using Pool = c10::MempoolId_t;
   // Some of these are torch's names for types of c10.
   using Observer = caching::OutOfMemoryObserver;
@@ -170,13 +196,31 @@ class CudaAllocator final : public caching::CUDAAllocator {
 #endif
 
  private:
-  explicit CudaAllocator(CUDAAllocator& next) : next_(next) {}
+  class Admitted;
 
+  struct Limited {
+    std::atomic<bool> is_limited{false};
+    Limit limit;
+    std::int64_t admitted = 0;  // bytes of requests that torch serves now
+    std::int64_t refused = 0;
+  };
+
+  CudaAllocator(CUDAAllocator& next, EventLog& log) : next_(next), log_(log) {}
+
+  Limited& limited(Index device) { return limited_.at(static_cast<std::size_t>(device)); }
+  std::int64_t allocated(Index device);
+  void note_refusal(Index device);
+
+  template <class Allocate>
+  auto allocate_beyond(Index device, const Allocate& allocate);
   template <class Allocate>
   auto allocate_or_reclaim(std::size_t bytes, const Allocate& allocate);
 
   CUDAAllocator& next_;
+  EventLog& log_;
   AllocationGates gates_;
+  std::mutex mutex_;  // of what is limited
+  std::array<Limited, C10_COMPILE_TIME_MAX_GPUS> limited_;
 };
 
 }  // namespace brim

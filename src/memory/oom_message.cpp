@@ -1,5 +1,8 @@
 #include "memory/oom_message.h"
 
+#include <brim/memory/bytes.h>
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -9,6 +12,7 @@
 
 #include "fork.h"
 #include "memory/byte_units.h"
+#include "memory/reclaim.h"
 #include "number_text.h"
 
 namespace brim {
@@ -221,6 +225,31 @@ void remember_refusal(const std::string& text, const OomCause& cause) noexcept {
   } catch (...) {
     // No memory for a copy of the text: the rounded figures that it shows to people must do.
   }
+}
+
+std::string with_exact(std::int64_t bytes) {
+  return format_bytes(bytes) + " (" + std::to_string(bytes) + " bytes)";
+}
+
+std::string allowed_by_budget(std::int64_t allowed, std::int64_t held) {
+  return " of " + with_exact(allowed) + " allowed by the budget" +
+         (held > allowed ? ", which is less than what was held already" : "");
+}
+
+void throw_refusal(c10::Device device, std::int64_t bytes, std::int64_t in_use,
+                   const std::string& why) {
+  const std::string gone = given_up(device);
+  const std::string text = std::string(device.is_cpu() ? "CPU" : "CUDA") +
+                           " out of memory. Tried to allocate " + with_exact(bytes) +
+                           (device.is_cpu() ? "" : " on " + device.str()) + " with " +
+                           with_exact(in_use) + " in use" + why + (gone.empty() ? "" : "; ") + gone;
+  remember_refusal(text, {.kind = device.is_cpu() ? host_memory : device_memory,
+                          .device = device,
+                          .requested = bytes,
+                          .in_use = in_use});
+  // Without a backtrace, which TORCH_CHECK_WITH would add: running out of memory is expected here,
+  // and torch prints the whole text where oneDNN fails and falls back to another kernel.
+  throw c10::OutOfMemoryError(text);
 }
 
 OomCause classify_message(std::string_view message, OomKind otherwise) noexcept {

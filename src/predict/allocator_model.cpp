@@ -71,6 +71,9 @@ std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t size, std::int
     return allocate_exactly(size);
   }
   const Request request = rounded(size, stream);
+  if (options_.beyond > 0 && request.size > options_.capacity - now_.allocated) {
+    return std::nullopt;
+  }
   Index block = find_free(request);
   if (block == kNone) {
     block = new_segment(request);
@@ -82,6 +85,9 @@ std::optional<std::int64_t> AllocatorModel::allocate(std::int64_t size, std::int
     release_cache();
     ++retries_;
     block = new_segment(request);
+  }
+  if (block == kNone) {
+    block = new_segment(request, options_.beyond);
   }
   if (block == kNone) {
     return std::nullopt;
@@ -223,9 +229,10 @@ AllocatorModel::Index AllocatorModel::find_free(const Request& request) {
 }
 
 /// A block with memory that is new from the device; kNone if the capacity forbids it.
-AllocatorModel::Index AllocatorModel::new_segment(const Request& request) {
+/// @param beyond the capacity
+AllocatorModel::Index AllocatorModel::new_segment(const Request& request, std::int64_t beyond) {
   // Torch compares with the size of a plain segment, although expandable ones grow by whole pages.
-  if (request.segment_size > options_.capacity - now_.reserved) {
+  if (request.segment_size - beyond > options_.capacity - now_.reserved) {
     return kNone;
   }
   if (options_.expandable_segments) {

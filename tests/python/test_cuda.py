@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -116,14 +117,66 @@ class TestBudget:
             assert int(fraction * total()) == size
 
     def test_over_it_is_out_of_memory_and_up_to_it_is_not(self) -> None:
-        held = torch.cuda.memory_reserved(0)
+        held = torch.cuda.memory_allocated(0)
         with brim.budget(held + 4 * BLOCK, device="cuda"):
             kept = tensor_of(4 * BLOCK)
-            with pytest.raises(torch.OutOfMemoryError):
-                tensor_of(BLOCK)
+            with pytest.raises(torch.OutOfMemoryError, match="allowed by the budget") as caught:
+                tensor_of(1)
+            assert brim.classify_error(caught.value).requested == 1
+            assert brim.classify_error(caught.value).in_use == held + 4 * BLOCK
             del kept
             tensor_of(4 * BLOCK)
         tensor_of(8 * BLOCK)
+
+    def test_pieces_of_the_cache_are_no_reason_to_fail(self) -> None:
+        held = torch.cuda.memory_allocated(0)
+        fraction = torch.cuda.get_per_process_memory_fraction(0)
+        with brim.budget(held + 8 * BLOCK, device="cuda"):
+            assert torch.cuda.get_per_process_memory_fraction(0) < fraction
+            whole = tensor_of(8 * BLOCK)
+            del whole
+            pieces = [tensor_of(2 * BLOCK) for _ in range(4)]
+            del pieces[2], pieces[0]  # four blocks are free, in two pieces
+            inside = torch.cuda.get_per_process_memory_fraction(0)
+            pieces.append(tensor_of(3 * BLOCK))
+            assert torch.cuda.get_per_process_memory_fraction(0) == inside
+            stats = brim.memory_stats("cuda")
+            assert stats.allocated == held + 7 * BLOCK
+            assert stats.free == BLOCK
+            assert stats.reservable > stats.allocated + stats.free
+            with pytest.raises(torch.OutOfMemoryError):
+                tensor_of(2 * BLOCK)
+
+    def test_what_is_cached_stays_below_it(self) -> None:
+        held = torch.cuda.memory_reserved(0)
+        with brim.budget(held + 8 * BLOCK, device="cuda"):
+            for blocks in range(1, 8):  # each a segment of its own
+                tensor_of(blocks * BLOCK)
+            assert torch.cuda.memory_reserved(0) <= held + 8 * BLOCK
+
+    def test_threads_together_never_go_over_it(self) -> None:
+        held = torch.cuda.memory_allocated(0)
+        served, refused = [], []
+
+        def work() -> None:
+            for _ in range(200):
+                try:
+                    tensor = tensor_of(BLOCK)
+                except torch.OutOfMemoryError as error:
+                    refused.append(error)
+                else:
+                    served.append(tensor.numel())
+                    del tensor
+
+        with brim.PeakMeter("cuda") as meter, brim.budget(held + 3 * BLOCK, device="cuda"):
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert not refused, "three at a time fit"
+        assert len(served) == 600
+        assert meter.peak <= 3 * BLOCK
 
     def test_free_is_what_the_budget_leaves(self) -> None:
         held = brim.memory_stats("cuda").allocated
@@ -184,7 +237,7 @@ class TestFailures:
     def test_in_backward(self) -> None:
         x = torch.ones(BLOCK, device="cuda", requires_grad=True)  # 4 blocks
         loss = (x * x).sum()
-        held = torch.cuda.memory_reserved(0)
+        held = torch.cuda.memory_allocated(0)
         with brim.budget(held + BLOCK, device="cuda"), pytest.raises(torch.OutOfMemoryError):
             loss.backward()
         assert brim.memory_stats("cuda").limit == total()
@@ -226,7 +279,8 @@ class TestCache:
 
     def test_fragmentation_explains_a_failure(self) -> None:
         held = torch.cuda.memory_reserved(0)
-        with brim.budget(held + 8 * BLOCK, device="cuda"):
+        torch.cuda.set_per_process_memory_fraction((held + 8 * BLOCK + MIB) / total(), 0)
+        try:
             whole = tensor_of(8 * BLOCK)
             del whole
             pieces = [tensor_of(2 * BLOCK) for _ in range(4)]
@@ -237,3 +291,5 @@ class TestCache:
             assert requested == 3 * BLOCK
             assert brim.fragmentation("cuda").explains_failure_of(requested)
             assert not brim.fragmentation("cuda").explains_failure_of(5 * BLOCK)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 0)

@@ -19,10 +19,10 @@ namespace brim {
 /// when the budget is opened. A limit below what is in use is allowed; the next allocation fails
 /// and says how much was asked for, in use and allowed.
 ///
-/// On the CPU the limit is on the bytes that tensors hold and is exact (opening a budget installs
-/// the counting allocator, see brim/memory/cpu.h; older tensors do not count). On CUDA it is on
-/// what torch's caching allocator takes from the device, through its memory fraction. Other
-/// accelerators have no such limit.
+/// The limit is on the bytes that tensors hold. On the CPU it is exact (opening a budget installs
+/// the counting allocator, see brim/memory/cpu.h; older tensors do not count). On CUDA it is in
+/// blocks of torch's caching allocator, and what that takes from the device stays below the limit,
+/// too, unless its cache is in pieces that are too small. Other accelerators have no such limit.
 ///
 /// If oneDNN is refused memory, torch takes another kernel and switches oneDNN off for the process;
 /// closing the budget switches it on again.

@@ -22,11 +22,14 @@ struct MemoryStats {
   /// What can still be allocated before a limit is reached; an accelerator's cached blocks
   /// included.
   std::int64_t free = 0;
+  /// What torch's cache may take from the device: `allocated` and `free`, and more under a budget
+  /// on CUDA, which limits what is allocated.
+  std::int64_t reservable = 0;
   /// Cached by torch, but stuck beside a live block; 0 on the CPU.
   std::int64_t inactive_split = 0;
   /// The number of times that torch flushed its cache to make room; 0 on the CPU.
   std::int64_t alloc_retries = 0;
-  /// The number of out-of-memory errors of torch's allocator; 0 on the CPU.
+  /// The number of out-of-memory errors of torch's allocator and of budgets; 0 on the CPU.
   std::int64_t ooms = 0;
 };
 

@@ -27,8 +27,11 @@ struct AllocatorOptions {
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
   AllocatorKind kind = AllocatorKind::caching;
-  /// What may be reserved, as torch.cuda.set_per_process_memory_fraction sets it.
+  /// What may be reserved, as torch.cuda.set_per_process_memory_fraction sets it, and so allocated.
   std::int64_t capacity = kUnlimited;
+  /// Under a brim::Budget, which limits what is allocated: what may be reserved beyond the capacity
+  /// where the cache is in pieces.
+  std::int64_t beyond = 0;
   bool expandable_segments = false;
   /// Blocks of at least this size are never split, nor given to smaller requests.
   std::int64_t max_split_size = kUnlimited;
@@ -161,7 +164,7 @@ class BRIM_API AllocatorModel {
   std::optional<std::int64_t> allocate_exactly(std::int64_t bytes);
 
   Index find_free(const Request& request);
-  Index new_segment(const Request& request);
+  Index new_segment(const Request& request, std::int64_t beyond = 0);
   Index extend(const Request& request);
   [[nodiscard]] Index find_address_space(const Request& request);
   void map(Index block, std::int64_t bytes);

@@ -136,9 +136,11 @@ def _estimate(
     for func, count in tracer.unknown.items():
         text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
         tracer.assumptions[text] = None
+    beyond = 0
     if limit is None and (stats := stats_of(target)):
         limit = tracer.log.bytes_held() + stats.free
-    options, unknown = options_of(target, limit)
+        beyond = stats.reservable - stats.allocated - stats.free
+    options, unknown = options_of(target, limit, beyond)
     tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
 
@@ -210,11 +212,13 @@ def target_device(device: DeviceLike) -> torch.device:
     return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
 
 
-def options_of(target: torch.device, capacity: int | None) -> tuple[_C.AllocatorOptions, list[str]]:
+def options_of(
+    target: torch.device, capacity: int | None, beyond: int = 0
+) -> tuple[_C.AllocatorOptions, list[str]]:
     """How the device's allocator is set, and the settings that its model does not know."""
     if target.type == "cpu":
         return _C.AllocatorOptions("exact", capacity=capacity), []
-    options, unknown = _C.AllocatorOptions.from_settings(capacity=capacity)
+    options, unknown = _C.AllocatorOptions.from_settings(capacity=capacity, beyond=beyond)
     return options, list(unknown)
 
 

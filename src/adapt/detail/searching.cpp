@@ -43,6 +43,7 @@ std::optional<AllocatorModel> allocator_now(c10::Device device) {
   AllocatorOptions options = allocator_options();
   const auto room = backend.headroom(device);
   options.capacity = room.allocated + room.free;
+  options.beyond = room.reservable - options.capacity;
   try {
     return AllocatorModel(options, *segments);
   } catch (const std::invalid_argument&) {  // not as the model knows segments

@@ -191,6 +191,20 @@ TEST(AllocatorModel, ReleasesTheCacheBeforeItExceedsTheCapacity) {
   EXPECT_EQ(model.now().reserved, 50 * kMiB);
 }
 
+TEST(AllocatorModel, UnderABudgetPiecesDoNotCount) {
+  AllocatorModel model({.capacity = 30 * kMiB, .beyond = 15 * kMiB});
+  model.allocate(2 * kMiB);
+  model.free(*model.allocate(9 * kMiB));
+  ASSERT_TRUE(model.allocate(19 * kMiB).has_value());  // 18 MiB are free beside the first one
+  EXPECT_EQ(model.now().allocated, 21 * kMiB + kMiB);  // a rest of 1 MiB is not split off
+  EXPECT_EQ(model.now().reserved, 40 * kMiB);
+  EXPECT_FALSE(model.allocate(9 * kMiB).has_value());  // more than the capacity
+  EXPECT_TRUE(model.allocate(8 * kMiB).has_value());
+  AllocatorModel tight({.capacity = 30 * kMiB, .beyond = 5 * kMiB});
+  tight.allocate(2 * kMiB);
+  EXPECT_FALSE(tight.allocate(19 * kMiB).has_value());  // the device itself is full
+}
+
 TEST(AllocatorModel, ASplitSegmentCannotBeReleased) {
   AllocatorModel model({.capacity = 30 * kMiB});
   model.allocate(2 * kMiB);
