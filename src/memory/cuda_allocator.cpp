@@ -130,21 +130,27 @@ std::int64_t CudaAllocator::refused(Index device) {
 }
 
 /// The budget allows the bytes, and torch refuses: what it has cached is in pieces. Then it may
-/// reserve more than the budget.
+/// reserve more than the budget, and need not give back all that it has cached for it again.
 template <class Allocate>
 auto CudaAllocator::allocate_beyond(Index device, const Allocate& allocate) {
-  Limited& limited = this->limited(device);
-  const auto set_fraction = [&](double Limit::*which) {
+  Limit& limit = limited(device).limit;
+  const auto set_fraction = [&](bool is_outer) {
     const std::lock_guard lock(mutex_);
-    next_.setMemoryFraction(limited.limit.*which, device);
+    if (!is_outer) {
+      const auto reserved = next_.getDeviceStats(device).reserved_bytes[0].current;
+      const std::size_t total = next_.getMemoryInfo(device).second;
+      limit.fraction = std::clamp(static_cast<double>(reserved) / static_cast<double>(total),
+                                  limit.fraction, limit.outer_fraction);
+    }
+    next_.setMemoryFraction(is_outer ? limit.outer_fraction : limit.fraction, device);
   };
-  set_fraction(&Limit::outer_fraction);
+  set_fraction(true);
   try {
     auto block = allocate();
-    set_fraction(&Limit::fraction);
+    set_fraction(false);
     return block;
   } catch (...) {
-    set_fraction(&Limit::fraction);
+    set_fraction(false);
     throw;
   }
 }

@@ -137,9 +137,8 @@ class TestBudget:
             del whole
             pieces = [tensor_of(2 * BLOCK) for _ in range(4)]
             del pieces[2], pieces[0]  # four blocks are free, in two pieces
-            inside = torch.cuda.get_per_process_memory_fraction(0)
             pieces.append(tensor_of(3 * BLOCK))
-            assert torch.cuda.get_per_process_memory_fraction(0) == inside
+            assert torch.cuda.get_per_process_memory_fraction(0) < fraction
             stats = brim.memory_stats("cuda")
             assert stats.allocated == held + 7 * BLOCK
             assert stats.free == BLOCK

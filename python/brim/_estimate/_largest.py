@@ -118,9 +118,7 @@ class Traces:
         self._others = 0 if stats is None else stats.allocated  # held now
         self._outside = 0  # what the call does not use, and so does not see
         self._settings: dict[str, Any] = {"device": target, "capacity": self._limit, "calls": calls}
-        # A budget limits what is allocated; the cache may take what else the device has, if it is there.
-        beyond = 0 if stats is None else max(stats.reservable - self._limit, 0)
-        self.search = _C.TraceSearch(options_of(target, None, beyond)[0], lower, upper)
+        self.search = _C.TraceSearch(options_of(target, None)[0], lower, upper)
         self.needs: dict[int, int] = {}  # bytes in all, by size
 
     def trace(self, size: int) -> bool:
