@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "bindings.h"
-#include "copies.h"
 #include "python_error.h"
 #include "regions.h"
+#include "snapshot.h"
 
 namespace brim::python {
 namespace {
@@ -29,16 +29,6 @@ namespace {
 using nn::Block;
 
 constexpr const char* kSaved = "brim.saved_in_block";
-
-/// An object that may end in any thread.
-using Shared = std::shared_ptr<PyObject>;
-
-Shared shared(PyObject* object) {
-  return {Py_NewRef(object), [](PyObject* held) {
-            const py::gil_scoped_acquire locked;
-            Py_DECREF(held);
-          }};
-}
 
 // -- Hooks ---------------------------------------------------------------------------------------
 
@@ -160,16 +150,30 @@ class Given {
 
 // -- The call ------------------------------------------------------------------------------------
 
-/// The call once more, for the block that runs again. Ends where all is there, by an exception.
-/// @param call again, the function, and copies of the module, the arguments and the named ones
-void run_again(const Shared& call) {
+/// What makes the call once more, and with what.
+struct Call {
+  py::object again;
+  py::object function;
+  Snapshot snapshot;
+};
+
+/// May end in any thread.
+std::shared_ptr<Call> make_call(PyObject* again, PyObject* function) {
+  return {new Call{py::reinterpret_borrow<py::object>(again),
+                   py::reinterpret_borrow<py::object>(function),
+                   {}},
+          [](const Call* call) {
+            const py::gil_scoped_acquire locked;
+            delete call;
+          }};
+}
+
+/// For the block that runs again. Ends where all is there, by an exception.
+void run_again(const Call& call) {
   const py::gil_scoped_acquire locked;
   const WithHooks with_hooks;
-  const auto part = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(call.get(), i); };
-  Copies copies;  // of these copies: where this fails, it may be tried again
-  const py::object module = copies.of_module(part(2)).value();
-  call_python(py::reinterpret_borrow<py::object>(part(0)), py::handle(part(1)), module,
-              copies.of(part(3)), copies.of(part(4)));
+  const auto [module, args, kwargs] = call.snapshot.copies();
+  call_python(call.again, call.function, module, args, kwargs);
 }
 
 /// The block that was begun ends, also where the call fails.
@@ -212,19 +216,13 @@ extern "C" PyObject* within_block(PyObject* /*self*/, PyObject* const* values, P
         !Block::may_run_short(module, given.tensors())) {
       return call();
     }
-    Copies copies;
-    const std::optional<py::object> copied = copies.of_module(module);
-    if (!copied) {
+    const std::shared_ptr<Call> once_more = make_call(again, function);
+    Snapshot& snapshot = once_more->snapshot;
+    if (!snapshot.add_module(module)) {
       return call();
     }
-    const py::tuple args(count - 4);
-    for (Py_ssize_t i = 4; i < count; ++i) {
-      args[static_cast<std::size_t>(i - 4)] = copies.of(values[i]);
-    }
-    const py::dict kwargs;
-    for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-      kwargs[py::handle(PyTuple_GET_ITEM(names, i))] = copies.of(values[count + i]);
-    }
+    snapshot.add_arguments(values + 4, count - 4);
+    snapshot.add_named(names, values + count);
     Running running(given.tensors(), module);
     py::object result;
     {
@@ -234,10 +232,8 @@ extern "C" PyObject* within_block(PyObject* /*self*/, PyObject* const* values, P
     if (!result) {
       return nullptr;
     }
-    if (const auto reads = copies.unchanged()) {
-      const py::tuple once_more =
-          py::make_tuple(py::handle(again), py::handle(function), *copied, args, kwargs);
-      running.end(*reads, [held = shared(once_more.ptr())] { run_again(held); });
+    if (const auto reads = snapshot.take_unchanged()) {
+      running.end(*reads, [once_more] { run_again(*once_more); });
     }
     return result.release().ptr();
   });
@@ -256,7 +252,7 @@ PyMethodDef methods[] = {
 }  // namespace
 
 void register_blocks(py::module_& m) {
-  Copies::set_up();
+  Snapshot::set_up();
   ran_again = PyErr_NewException("brim._C.RanAgain", PyExc_BaseException, nullptr);
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i] = PyCFunction_New(&hook_methods[i], nullptr);

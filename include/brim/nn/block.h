@@ -76,6 +76,10 @@ class BRIM_API Block : public std::enable_shared_from_this<Block> {
   /// @throws c10::Error if has_all()
   static void stop_if_all_is_there();
 
+  /// The same values for a graph of their own, for what is to run again. The graph that gave them
+  /// may lead back to whoever holds them: with `x += block(x)` it does, and neither would ever end.
+  [[nodiscard]] static at::Tensor without_past(const at::Tensor& tensor);
+
   /// Unless it did. Gives what was dropped to those that hold it.
   void run_again();
 

@@ -4,6 +4,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -220,6 +221,14 @@ Block::~Block() {
     device.keep_next_time(state_->slots);
   }
   device.remove(state_->own);
+}
+
+at::Tensor Block::without_past(const at::Tensor& tensor) {
+  if (tensor.grad_fn() == nullptr) {
+    return tensor;
+  }
+  const at::AutoGradMode with_grad(true);
+  return at::alias(tensor.detach().set_requires_grad(true));
 }
 
 bool Block::has_all() {

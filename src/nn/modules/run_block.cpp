@@ -1,7 +1,6 @@
 #include <brim/nn/run_block.h>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/alias.h>
 #include <brim/nn/block.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -15,15 +14,6 @@ namespace brim::nn {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-/// For a graph of its own: that which gave it may lead back to whoever holds it.
-at::Tensor without_past(const at::Tensor& tensor) {
-  if (tensor.grad_fn() == nullptr) {
-    return tensor;
-  }
-  const at::AutoGradMode with_grad(true);
-  return at::alias(tensor.detach().set_requires_grad(true));
-}
 
 std::vector<bool> modes_of(const torch::nn::Module& module) {
   std::vector<bool> modes;
@@ -103,7 +93,7 @@ at::Tensor run_block(torch::nn::Module& module, std::function<at::Tensor(const T
   }
   Tensors given;
   for (const at::Tensor& input : inputs) {
-    given.push_back(without_past(input));
+    given.push_back(Block::without_past(input));
   }
   block->end(reads, [&module, owner = module.weak_from_this().lock(),
                      function = std::move(function), given = std::move(given),
