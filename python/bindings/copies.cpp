@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
+#include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings.h"
@@ -192,7 +193,8 @@ py::object Copies::of_tensor(PyObject* value) {
   if (!are_statistics_ && !tensor.is_inference()) {
     parts_.push_back({tensor, tensor._version()});
   }
-  const bool has_past = THPVariable_CheckExact(value) && tensor.grad_fn() != nullptr;
+  const bool has_past = (THPVariable_CheckExact(value) || nn::is_rehearsed(tensor)) &&
+                        tensor.grad_fn() != nullptr;
   return has_past ? owned(THPVariable_Wrap(without_past(tensor))) : itself(value);
 }
 

@@ -329,6 +329,23 @@ class MemoryModel:
     phases: Final[list[dict[str, float]]]
     samples: Final[list[MemorySample]]
 
+class Rehearsal:
+    def __init__(
+        self,
+        options: AllocatorOptions,
+        grows: bool,
+        device: torch.device,
+        is_hidden: bool,
+        mode: object,
+    ) -> None: ...
+    def hold(self, size: int) -> int: ...
+    def allocate(self, size: int) -> int: ...
+    def free(self, number: int) -> None: ...
+    def empty_cache(self) -> None: ...
+    def end(self) -> None: ...
+    keeps_while_room: Final[bool]
+    given_up: Final[tuple[int, int, int]]
+
 class FakeResults:
     def __init__(self, fake: type, hides: bool) -> None: ...
     def get(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/nn/rehearsal.h>
 #include <c10/core/SymBool.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -131,7 +132,7 @@ class ProductLayerNode : public OutputHoldingNode {
   /// A multiplication and an addition for each number of the weight that an element of the output
   /// is made of.
   [[nodiscard]] static double work_of(const at::Tensor& weight) {
-    return is_traced(weight) || weight.size(0) == 0
+    return (is_traced(weight) && !is_rehearsed(weight)) || weight.size(0) == 0
                ? 0
                : 2 * static_cast<double>(weight.numel()) / static_cast<double>(weight.size(0));
   }

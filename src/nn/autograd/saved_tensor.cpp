@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <brim/memory/out_of_memory.h>
+#include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
@@ -53,7 +54,8 @@ at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor
 }  // namespace
 
 std::unique_ptr<Kept::InBlock> Kept::held_by_block(const at::Tensor& tensor, bool is_output) {
-  if (block_here() == 0 || !tensor.defined() || hooks_in_force() != nullptr || is_traced(tensor)) {
+  if (block_here() == 0 || !tensor.defined() || hooks_in_force() != nullptr ||
+      (is_traced(tensor) && !is_rehearsed(tensor))) {
     return nullptr;
   }
   auto held = std::make_unique<InBlock>();
