@@ -130,7 +130,7 @@ Block::Saved Block::save(const at::Tensor& tensor) {
   }
   if (saved.slot_ == nullptr) {
     // A leaf as it is: FSDP may give it other memory.
-    saved.value_ = is_traced(tensor) || tensor.is_leaf() ? tensor : tensor.tensor_data();
+    saved.value_ = is_traced_by_others(tensor) || tensor.is_leaf() ? tensor : tensor.tensor_data();
     saved.version_ = version_of(tensor).version;
   }
   return saved;
@@ -140,7 +140,7 @@ Block::Saved Block::save(const at::Tensor& tensor) {
 
 bool Block::can_begin(const std::vector<at::Tensor>& inputs) {
   const auto is_plain = [](const at::Tensor& input) {
-    return (!is_traced(input) || is_rehearsed(input)) && input.has_storage();
+    return !is_traced_by_others(input) && input.has_storage();
   };
   const auto can_be_kept = [](const at::Tensor& input) {
     const DeviceSlots* const device = slots_for(input);

@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <brim/memory/out_of_memory.h>
-#include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
@@ -55,7 +54,7 @@ at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor
 
 std::unique_ptr<Kept::InBlock> Kept::held_by_block(const at::Tensor& tensor, bool is_output) {
   if (block_here() == 0 || !tensor.defined() || hooks_in_force() != nullptr ||
-      (is_traced(tensor) && !is_rehearsed(tensor))) {
+      is_traced_by_others(tensor)) {
     return nullptr;
   }
   auto held = std::make_unique<InBlock>();
