@@ -19,11 +19,12 @@ void register_rehearsal(py::module_& m) {
            }),
            py::arg("options"), py::arg("grows"), py::arg("device"), py::arg("is_hidden"),
            py::arg("mode"), py::keep_alive<1, 6>())
+      .def("begin", &Rehearsal::begin)
+      .def("end", &Rehearsal::end)
       .def("hold", &Rehearsal::hold)
       .def("allocate", &Rehearsal::allocate)
       .def("free", &Rehearsal::free)
       .def("empty_cache", &Rehearsal::empty_cache)
-      .def("end", &Rehearsal::end)
       .def_property_readonly("keeps_while_room", &Rehearsal::keeps_while_room)
       .def_property_readonly("given_up", [](const Rehearsal& self) {
         const nn::Pressure now = self.pressure();

@@ -20,17 +20,22 @@ namespace brim::nn {
 /// One at a time. Of tensors in the mode alone, in whatever thread that is in force.
 class BRIM_API Rehearsal {
  public:
-  /// @param options of the device's allocator, with its capacity
+  /// @param options of the device's allocator, with its capacity. 0: all is given up at once
   /// @param grows whether the capacity is what is free: what the call finds held comes on top
   /// @param type of the device
   /// @param seen the device that C++ code sees of the fake tensors that are on it
   /// @param mode the mode of the fake tensors, an object of Python
-  /// @throws c10::Error if there is one already
   Rehearsal(const AllocatorOptions& options, bool grows, c10::DeviceType type, c10::Device seen,
             const void* mode);
   Rehearsal(const Rehearsal&) = delete;
   Rehearsal& operator=(const Rehearsal&) = delete;
   ~Rehearsal();
+
+  /// From here on values are kept. @throws c10::Error if another one goes on
+  void begin();
+
+  /// The values that are left go, and none is kept any more. Twice is no error.
+  void end();
 
   /// Memory that the call found. @returns its number, for free()
   std::int64_t hold(std::int64_t bytes);
@@ -44,12 +49,8 @@ class BRIM_API Rehearsal {
   /// Whether anything could have been given up.
   [[nodiscard]] bool keeps_while_room() const;
 
-  /// What was given up in this rehearsal.
+  /// What was given up, until end().
   [[nodiscard]] Pressure pressure() const;
-
-  /// The values that are left go, and nothing is rehearsed any more. At the latest its destructor
-  /// does the same.
-  void end();
 
  private:
   std::int64_t allocate_anyway(std::int64_t bytes);
@@ -57,7 +58,10 @@ class BRIM_API Rehearsal {
   AllocatorModel model_;
   std::int64_t capacity_;
   bool grows_;
-  bool is_over_ = false;
+  c10::DeviceType type_;
+  c10::Device seen_;
+  const void* mode_;
+  bool goes_on_ = false;
 };
 
 /// Whether a tensor is one of a rehearsal, and this is its thread: it is fake, but its sizes,

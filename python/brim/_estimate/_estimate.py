@@ -161,6 +161,7 @@ def traced(
             keep_thread(undo)
             undo.callback(rehearsal.end)
             undo.callback(tracer.stop)
+            rehearsal.begin()
             _take(tracer, kept, found)
             follow(tracer, mode, undo, target, moves)
             _trace(tracer, mode, functools.partial(fn, *args, **kwargs), calls, recompute)

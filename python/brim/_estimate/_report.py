@@ -27,8 +27,8 @@ class GivenUp(NamedTuple):
     Example:
         >>> import brim
         >>> print(brim.GivenUp(3 << 30, 40, 2, 0.125, 9 << 30))
-        40 values and 2 blocks (3.00 GiB) are given up to fit, instead of a peak of 9.00 GiB; \
-12.5 % more floating-point operations
+        gives up 40 values (3.00 GiB) and runs 2 blocks again: 12.5% more floating-point \
+operations. With all values kept, the peak is 9.00 GiB
     """
 
     bytes: int
@@ -40,9 +40,9 @@ class GivenUp(NamedTuple):
     def __str__(self) -> str:
         size = _C.format_bytes
         return (
-            f"{self.values} values and {self.blocks} blocks ({size(self.bytes)}) are given up to "
-            f"fit, instead of a peak of {size(self.peak_without)}; {100 * self.extra_work:.1f} % "
-            "more floating-point operations"
+            f"gives up {self.values} values ({size(self.bytes)}) and runs {self.blocks} blocks "
+            f"again: {self.extra_work:.1%} more floating-point operations. With all values kept, "
+            f"the peak is {size(self.peak_without)}"
         )
 
 

@@ -3,6 +3,8 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <atomic>
+#include <limits>
+#include <utility>
 
 #include "nn/autograd/slots.h"
 
@@ -33,14 +35,29 @@ c10::Device rehearsed_device() { return its_device; }
 
 Rehearsal::Rehearsal(const AllocatorOptions& options, bool grows, c10::DeviceType type,
                      c10::Device seen, const void* mode)
-    : model_(options), capacity_(options.capacity), grows_(grows) {
-  TORCH_CHECK(mode_in_force.load() == nullptr, "a call is rehearsed already");
-  its_type = type;
-  its_device = seen;
-  mode_in_force.store(mode, std::memory_order_release);
-}
+    : model_(options),
+      capacity_(options.capacity),
+      grows_(grows),
+      type_(type),
+      seen_(seen),
+      mode_(mode) {}
 
 Rehearsal::~Rehearsal() { end(); }
+
+void Rehearsal::begin() {
+  TORCH_CHECK(mode_in_force.load() == nullptr, "a call that is estimated cannot estimate another");
+  its_type = type_;
+  its_device = seen_;
+  goes_on_ = true;
+  mode_in_force.store(mode_, std::memory_order_release);
+}
+
+void Rehearsal::end() {
+  if (std::exchange(goes_on_, false)) {
+    mode_in_force.store(nullptr);
+    rehearsed_slots().end_rehearsal();
+  }
+}
 
 std::int64_t Rehearsal::hold(std::int64_t bytes) {
   if (grows_ && capacity_ < AllocatorOptions::kUnlimited - bytes) {
@@ -56,8 +73,10 @@ std::int64_t Rehearsal::allocate(std::int64_t bytes) {
     if (const auto number = model_.allocate(bytes)) {
       return *number;
     }
-    const std::int64_t missing = is_exact ? model_.now().allocated + bytes - capacity_ : bytes;
-    if (is_over_ || rehearsed_slots().drop(missing) == 0) {
+    const std::int64_t missing = capacity_ == 0 ? std::numeric_limits<std::int64_t>::max()
+                                 : is_exact     ? model_.now().allocated + bytes - capacity_
+                                                : bytes;
+    if (!goes_on_ || rehearsed_slots().drop(missing) == 0) {
       return allocate_anyway(bytes);
     }
   }
@@ -80,14 +99,6 @@ Pressure Rehearsal::pressure() const {
   DeviceSlots& slots = rehearsed_slots();
   const std::lock_guard lock(slots.mutex);
   return slots.counts;
-}
-
-void Rehearsal::end() {
-  if (!is_over_) {
-    is_over_ = true;
-    mode_in_force.store(nullptr);
-    rehearsed_slots().end_rehearsal();
-  }
 }
 
 }  // namespace brim::nn
