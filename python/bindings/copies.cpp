@@ -193,8 +193,8 @@ py::object Copies::of_tensor(PyObject* value) {
   if (!are_statistics_ && !tensor.is_inference()) {
     parts_.push_back({tensor, tensor._version()});
   }
-  const bool has_past = (THPVariable_CheckExact(value) || nn::is_rehearsed(tensor)) &&
-                        tensor.grad_fn() != nullptr;
+  const bool has_past =
+      (THPVariable_CheckExact(value) || nn::is_rehearsed(tensor)) && tensor.grad_fn() != nullptr;
   return has_past ? owned(THPVariable_Wrap(without_past(tensor))) : itself(value);
 }
 

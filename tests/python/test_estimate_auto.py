@@ -176,7 +176,7 @@ def test_what_if_it_were_in_a_region() -> None:
 
 
 def test_the_largest_size_is_that_of_a_call_that_gives_up() -> None:
-    plain = nn.Sequential(*(Layer(16) for _ in range(3)))
+    plain = nn.Sequential(*(Layer(16) for _ in range(2)))
     model = copy.deepcopy(plain)
     brim.convert(model, recompute="auto")
 

@@ -130,10 +130,10 @@ def traced(
     room: float | None = None,
     step: Callable[[], None] = lambda: None,
 ) -> Traced:
-    """What `estimate` tells, by one trace.
+    """What `estimate` tells, by one trace. Its arguments are those of `estimate`.
 
-    Args:
-        room: bytes from which on values are given up, in place of the capacity. 0: at once.
+    `room` are the bytes beyond which values are given up, if not the capacity; with 0, all go at
+    once. `step` is called for each operator.
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function, as in brim.estimate(fn, *args), got {shown(fn)}")
@@ -191,8 +191,8 @@ def traced(
     tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     assumptions = tuple(tracer.assumptions)
     gone = given_up if given_up.bytes else None
-    found = Estimate(trace, options, start, target, limit, assumptions, gone)
-    return Traced(found, tracer.flops, can_give_up)
+    result = Estimate(trace, options, start, target, limit, assumptions, gone)
+    return Traced(result, tracer.flops, can_give_up)
 
 
 def _rehearsal(

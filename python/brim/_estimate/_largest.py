@@ -40,9 +40,9 @@ def largest_size(
     itself, so the allocator's rounding and cache are part of it, and so was the next size, which
     does not fit. Beyond that, larger sizes may fit again where memory does not grow with the size.
 
-    Layers with `recompute="auto"` give values up before a size does not fit. The search traces calls
-    that give up all they can. What it finds is confirmed by traces that give up only as much as the
-    budget asks for.
+    Layers with `recompute="auto"` give values up before a size does not fit. The search traces
+    calls that give up all they can. What it finds is confirmed by traces that give up only as much
+    as the budget asks for.
 
     Args:
         fn: what is to fit, such as a training step.

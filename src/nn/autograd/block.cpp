@@ -182,8 +182,8 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   const std::shared_ptr<Block> block(
       new Block(std::make_unique<State>(first, device, std::move(name))));
   State& state = *block->state_;
-  state.kind = hash_of(
-      part, inputs, device.are_rehearsed() ? 0 : budget_in_force(state.device).value_or(0));
+  state.kind =
+      hash_of(part, inputs, device.are_rehearsed() ? 0 : budget_in_force(state.device).value_or(0));
   for (const at::Tensor& input : inputs) {
     state.slots.reads.push_back(read_of(input));
   }
@@ -197,8 +197,7 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   slots.goes =
       device.take_place(slots.step, slots.place, {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
-  running_block() = {
-      .block = block.get(), .slots = &slots, .among = &device, .number = next_run()};
+  running_block() = {.block = block.get(), .slots = &slots, .among = &device, .number = next_run()};
   return block;
 }
 
@@ -263,11 +262,9 @@ void Block::run_again() {
     }
     ++device.counts.blocks;
   }
-  const RunningBlock before = std::exchange(running_block(), {.block = this,
-                                                              .slots = &slots,
-                                                              .among = &device,
-                                                              .number = next_run(),
-                                                              .is_again = true});
+  const RunningBlock before = std::exchange(
+      running_block(),
+      {.block = this, .slots = &slots, .among = &device, .number = next_run(), .is_again = true});
   try {
     TORCH_CHECK(slots.is_untouched(), "what ", state.name,
                 " reads has been modified by an inplace operation since its forward, and memory "

@@ -68,7 +68,7 @@ DeviceSlots* slots_for(const at::Tensor& tensor) {
     return &slots_of(tensor.device());
   }
   return is_rehearsed(tensor) && tensor.device() == rehearsed_device() ? &rehearsed_slots()
-                                                                        : nullptr;
+                                                                       : nullptr;
 }
 
 DeviceSlots& slots_of(c10::Device device) {
@@ -89,14 +89,15 @@ RunningBlock& running_block() {
 // -- Steps ---------------------------------------------------------------------------------------
 
 void DeviceSlots::begin(c10::Device on) {
-  if (are_rehearsed()) {
-    has_begun_.store(true);
-  } else if (!has_begun_.load(std::memory_order_relaxed)) {
+  if (has_begun_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  if (!are_rehearsed()) {
     device_ = on;
     set_reclaim(brim::nn::drop, [](c10::Device of) { return slots_of(of).given_up(); });
     backend_for(on).gates();
-    has_begun_.store(true);
   }
+  has_begun_.store(true);
 }
 
 /// What is left of a step may be what its backward had no use for, and the program still holds.

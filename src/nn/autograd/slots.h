@@ -173,8 +173,8 @@ DeviceSlots& rehearsed_slots();
 [[nodiscard]] c10::DeviceType rehearsed_type();
 [[nodiscard]] c10::Device rehearsed_device();
 
-/// Those of a tensor's device, or of the rehearsal that it belongs to; null where a tensor cannot be
-/// kept in one, because it is traced by others.
+/// Those of a tensor's device, or of the rehearsal that it belongs to; null where a tensor cannot
+/// be kept in one, because it is traced by others.
 [[nodiscard]] DeviceSlots* slots_for(const at::Tensor& tensor);
 
 /// What `value` must be like when it is had again.
@@ -192,7 +192,7 @@ struct RunningBlock {
   Block* block = nullptr;
   BlockSlots* slots = nullptr;
   DeviceSlots* among = nullptr;  // where its values are kept
-  std::uint64_t number = 0;  // of this run, among all
+  std::uint64_t number = 0;      // of this run, among all
   bool is_again = false;
   std::size_t next = 0;   // of its values, when it runs again
   bool is_other = false;  // than at the first time
@@ -205,7 +205,7 @@ struct RunningBlock {
 /// @param work kBlock: only the block that runs can give it again
 /// @returns null while a block runs again: the value was given to the slot of its first run
 [[nodiscard]] std::unique_ptr<Slot> slot_for(const at::Tensor& value, DeviceSlots& device,
-                                            double work);
+                                             double work);
 
 /// Takes it from its list, and ends it.
 void end_slot(std::unique_ptr<Slot> slot) noexcept;
