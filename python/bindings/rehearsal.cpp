@@ -1,6 +1,8 @@
 #include <brim/nn/rehearsal.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <string>
 #include <tuple>
 
 #include "bindings.h"
