@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
 
+#include <cstddef>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -40,5 +41,16 @@ template <class N, class... Args>
 #endif
 
 static_assert(std::is_same_v<PtrTo<Node>, NodePtr>);
+
+/// Whether the object of Python that stands for a tensor, or for its memory, counts as one of those
+/// that use it. Of versions in which it always does: in others, it does while Python code holds it.
+template <class Impl>
+[[nodiscard]] std::size_t counted_by_python(const Impl& impl) {
+  if constexpr (requires { impl.pyobj_slot()->load_pyobj(); }) {
+    return impl.pyobj_slot()->load_pyobj() != nullptr ? 1 : 0;
+  } else {
+    return 0;
+  }
+}
 
 }  // namespace brim::compat

@@ -29,6 +29,7 @@ void register_microbatches(py::module_& m);
 void register_nn(py::module_& m);
 void register_predict(py::module_& m);
 void register_regions(py::module_& m);
+void register_rehearsal(py::module_& m);
 void register_testing(py::module_& m);
 void register_undoing(py::module_& m);
 

@@ -75,6 +75,7 @@ PYBIND11_MODULE(_C, m) {
   brim::python::register_memory(m);
   brim::python::register_predict(m);
   brim::python::register_regions(m);
+  brim::python::register_rehearsal(m);
   brim::python::register_blocks(m);
   brim::python::register_allocator_model(m);
   brim::python::register_adapt(m);

@@ -1,6 +1,7 @@
 #include "snapshot.h"
 
 #include <brim/nn/block.h>
+#include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <unordered_map>
@@ -192,7 +193,8 @@ void Snapshot::add_tensor(PyObject* value) {
   if (!are_statistics_ && !tensor.is_inference()) {
     parts_.push_back({tensor, tensor._version()});
   }
-  const bool has_past = THPVariable_CheckExact(value) && tensor.grad_fn() != nullptr;
+  const bool has_past =
+      (THPVariable_CheckExact(value) || nn::is_rehearsed(tensor)) && tensor.grad_fn() != nullptr;
   if (has_past) {
     const py::object alone = owned(THPVariable_Wrap(nn::Block::without_past(tensor)));
     add_itself(alone.ptr());

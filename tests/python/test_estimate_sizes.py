@@ -86,13 +86,13 @@ def test_the_largest_size_fits_and_the_next_does_not(
     work: Callable[[int], None], upper: int | None, lower: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, enough = SHAPES[work]
-    estimate, sizes = brim.estimate, []
+    estimate, traced, sizes = brim.estimate, _largest.traced, []
 
-    def counted(fn: Any, **options: Any) -> brim.Estimate:
-        sizes.append(options["n"])
-        return estimate(fn, **options)
+    def counted(fn: Any, args: Any, kwargs: dict[str, Any], **options: Any) -> Any:
+        sizes.append(kwargs["n"])
+        return traced(fn, args, kwargs, **options)
 
-    monkeypatch.setattr(_largest, "estimate", counted)
+    monkeypatch.setattr(_largest, "traced", counted)
     monkeypatch.setattr(_largest, "stats_of", lambda _: None)  # what other tests hold
     size = brim.largest_size(work, "n", limit, device="cpu", lower=lower, upper=upper)
     assert estimate(work, size, device="cpu", capacity=limit).fits

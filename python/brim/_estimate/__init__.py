@@ -10,6 +10,6 @@ from brim._estimate._errors import EstimateError
 from brim._estimate._estimate import estimate
 from brim._estimate._first_size import FirstSize as FirstSize
 from brim._estimate._largest import largest_size
-from brim._estimate._report import Estimate
+from brim._estimate._report import Estimate, GivenUp
 
-__all__ = ["Estimate", "EstimateError", "estimate", "largest_size"]
+__all__ = ["Estimate", "EstimateError", "GivenUp", "estimate", "largest_size"]

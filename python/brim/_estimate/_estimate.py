@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,18 +22,20 @@ from brim._estimate._follow import follow
 from brim._estimate._log import Allocation, Kind
 from brim._estimate._places import line_of
 from brim._estimate._reasons import reason_of
-from brim._estimate._report import Estimate
+from brim._estimate._report import Estimate, GivenUp
 from brim._estimate._surroundings import keep_surroundings, keep_thread
 from brim._estimate._swap import Swap
+from brim._estimate._target import bytes_of, options_of, stats_of, target_device
 from brim._estimate._threads import OneThread
 from brim._estimate._tracer import Tracer
 from brim._progress import progress as bar
 from brim._state.kept import Kept
 from brim._state.reach import Reachable
 from brim._state.undoing import Undoing
-from brim.memory import DeviceLike, default_device
+from brim.memory import DeviceLike
+from brim.nn.saving import check_recompute, saving
 
-_one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
+one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
 
 
 def estimate(
@@ -41,6 +45,7 @@ def estimate(
     device: DeviceLike = None,
     capacity: int | str | None = None,
     calls: int = 1,
+    recompute: str | None = None,
     progress: bool = True,
     **kwargs: Any,
 ) -> Estimate:
@@ -61,13 +66,18 @@ def estimate(
             call does not use are no part of it, other than in the budget of `brim.largest_size`.
         calls: how many calls to trace in a row. With 2, a training step also counts what its first
             call leaves behind, such as an optimizer's state.
+        recompute: trace the call inside of `brim.saving(recompute)`: "cheap", "products" or "auto".
+            Modules that are converted keep the level that they were converted with.
         progress: whether to show a bar on a terminal if it takes long.
         **kwargs: its keyword arguments.
 
     Returns:
-        The peak above what is held now, and what it consists of; see `Estimate`.
+        The peak above what is held now, and what it consists of; see `Estimate`. Layers with
+        `recompute="auto"` keep everything while the capacity lasts. Where it does not, the trace
+        gives up as much as a real call would, and computes it again: see `Estimate.given_up`.
 
     Raises:
+        ValueError: if `device`, `capacity`, `calls` or `recompute` is wrong.
         EstimateError: if the code depends on values of tensors, or an operator has no fake kernel,
             or a tensor of the trace is left where it cannot be removed, or threads other than the
             calling one work with its tensors; names the line.
@@ -79,19 +89,52 @@ def estimate(
         >>> brim.estimate(work, torch.zeros(1024, 1024), device="cpu").peak
         8388608
     """
-    with _one_at_a_time, bar("estimate", "operator", enabled=progress) as step:
-        return _estimate(fn, args, kwargs, device, capacity, calls, step)
+    check_recompute(recompute)
+    with one_at_a_time, bar("estimate", "operator", enabled=progress) as step:
+        trace = functools.partial(
+            traced, fn, args, kwargs, device, capacity, calls, recompute, step=step
+        )
+        found = trace()
+        result = found.estimate
+        if result.given_up is not None:
+            kept = trace(room=math.inf)
+            result.given_up = result.given_up._replace(
+                extra_work=max(found.flops / max(kept.flops, 1) - 1, 0.0),
+                peak_without=kept.estimate.peak,
+            )
+        return result
 
 
-def _estimate(
+class Traced(NamedTuple):
+    """One trace.
+
+    Attributes:
+        estimate: what it tells.
+        flops: that the call takes, as torch counts them.
+        can_give_up: whether layers keep something only while there is room.
+    """
+
+    estimate: Estimate
+    flops: int
+    can_give_up: bool
+
+
+def traced(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     device: DeviceLike,
     capacity: int | str | None,
     calls: int,
-    step: Callable[[], None],
-) -> Estimate:
+    recompute: str | None,
+    room: float | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> Traced:
+    """What `estimate` tells, by one trace. Its arguments are those of `estimate`.
+
+    `room` are the bytes beyond which values are given up, if not the capacity; with 0, all go at
+    once. `step` is called for each operator.
+    """
     if not callable(fn):
         raise TypeError(f"fn must be a function, as in brim.estimate(fn, *args), got {shown(fn)}")
     calls = positive("calls", calls)
@@ -106,18 +149,24 @@ def _estimate(
     # What is collected during the trace would seem to be released by the call.
     gc.collect(2 if limit is None else 1)
     mode, lost = OneThread(), list[str]()
+    stats = stats_of(target) if limit is None else None
+    rehearsal = _rehearsal(mode, target, limit, stats, room)
     try:
         with Undoing() as settings, Undoing() as state, Undoing() as tensors, Undoing() as undo:
             kept = Kept(state.callback)
             keep_surroundings(settings, kept)
             swap = Swap(tensors, mode, target, moves, lost)
-            tracer = Tracer(swap, kept, mode.is_here, target, moves, temporaries, step)
+            tracer = Tracer(swap, kept, mode.is_here, target, moves, temporaries, rehearsal, step)
             torch.clear_autocast_cache()  # torch makes no tensor fake that C++ refers to
             keep_thread(undo)
+            undo.callback(rehearsal.end)
             undo.callback(tracer.stop)
+            rehearsal.begin()
             _take(tracer, kept, found)
             follow(tracer, mode, undo, target, moves)
-            _trace(tracer, mode, functools.partial(fn, *args, **kwargs), calls)
+            _trace(tracer, mode, functools.partial(fn, *args, **kwargs), calls, recompute)
+            given_up = GivenUp(*rehearsal.given_up)
+            can_give_up = rehearsal.keeps_while_room
     except Exception as error:
         if lost and not isinstance(error, LeftBehindError):
             raise LeftBehindError(lost[0]) from error
@@ -136,13 +185,34 @@ def _estimate(
     for func, count in tracer.unknown.items():
         text = f"temporaries of {func} are not known: {count} call{'s' if count > 1 else ''}"
         tracer.assumptions[text] = None
-    beyond = 0
-    if limit is None and (stats := stats_of(target)):
+    if stats is not None:
         limit = tracer.log.bytes_held() + stats.free
-        beyond = stats.reservable - stats.allocated - stats.free
-    options, unknown = options_of(target, limit, beyond)
+    options, unknown = options_of(target, limit, _beyond(stats))
     tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
-    return Estimate(trace, options, start, target, limit, tuple(tracer.assumptions))
+    assumptions = tuple(tracer.assumptions)
+    gone = given_up if given_up.bytes else None
+    result = Estimate(trace, options, start, target, limit, assumptions, gone)
+    return Traced(result, tracer.flops, can_give_up)
+
+
+def _rehearsal(
+    mode: OneThread,
+    target: torch.device,
+    limit: int | None,
+    stats: _C.MemoryStats | None,
+    room: float | None,
+) -> _C.Rehearsal:
+    grows = limit is None and room is None
+    if room is None:
+        room = limit if stats is None else stats.free
+    capacity = None if room is None or room == math.inf else int(room)
+    options, _ = options_of(target, capacity, _beyond(stats))
+    return _C.Rehearsal(options, grows, target, target.type != "cpu", mode)
+
+
+def _beyond(stats: _C.MemoryStats | None) -> int:
+    """What torch's cache may take beyond what is free: under a budget on CUDA."""
+    return 0 if stats is None else stats.reservable - stats.allocated - stats.free
 
 
 def _take(tracer: Tracer, kept: Kept, found: Reachable) -> None:
@@ -159,10 +229,13 @@ def _take(tracer: Tracer, kept: Kept, found: Reachable) -> None:
         tracer.take(tensor, Kind.input, "")
 
 
-def _trace(tracer: Tracer, mode: OneThread, call: Callable[[], Any], calls: int) -> None:
+def _trace(
+    tracer: Tracer, mode: OneThread, call: Callable[[], Any], calls: int, recompute: str | None
+) -> None:
     """Run a call on fake tensors."""
+    region = nullcontext() if recompute is None else saving(recompute)
     try:
-        with mode, tracer:
+        with mode, tracer, region:
             for i in range(calls):
                 if i > 0:
                     tracer.log.begin_call()
@@ -197,44 +270,3 @@ def _tensors_on(found: Reachable, kind: str) -> Iterator[bool]:
     for module in found.modules:
         yield from (t.device.type == kind for t in (*module.parameters(), *module.buffers()))
     yield from (tensor.device.type == kind for tensor in found.tensors)
-
-
-def target_device(device: DeviceLike) -> torch.device:
-    """The device whose memory counts, with its number; it need not exist."""
-    if device is None:
-        return default_device()
-    try:
-        target = torch.device(device)
-    except (RuntimeError, TypeError):  # torch lists all kinds that it has ever had
-        target = torch.device("meta")
-    if target.type not in ("cpu", "cuda"):
-        raise ValueError(f'device must be "cpu" or "cuda", got {device!r}')
-    return torch.device("cuda", target.index or 0) if target.type == "cuda" else target
-
-
-def options_of(
-    target: torch.device, capacity: int | None, beyond: int = 0
-) -> tuple[_C.AllocatorOptions, list[str]]:
-    """How the device's allocator is set, and the settings that its model does not know."""
-    if target.type == "cpu":
-        return _C.AllocatorOptions("exact", capacity=capacity), []
-    options, unknown = _C.AllocatorOptions.from_settings(capacity=capacity, beyond=beyond)
-    return options, list(unknown)
-
-
-def stats_of(target: torch.device) -> _C.MemoryStats | None:
-    """What the device holds and has; None if it is not there."""
-    try:
-        return _C.memory_stats(target)
-    except (ValueError, RuntimeError):
-        return None
-
-
-def bytes_of(name: str, amount: int | str, target: torch.device) -> int:
-    """An argument in bytes, or as a share of what the device has."""
-    stats = stats_of(target)
-    if stats is None and isinstance(amount, str) and amount.strip().endswith("%"):
-        raise ValueError(
-            f"{name} must be bytes, such as 24GiB: {target} is not there, got {amount!r}"
-        )
-    return _C.parse_bytes(amount, None if stats is None else stats.limit, name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from brim._estimate._cuda import choose_cuda
-from brim._estimate._estimate import target_device
 from brim._estimate._surroundings import keep_thread
 from brim._estimate._swap import Swap
+from brim._estimate._target import target_device
 from brim._estimate._temporaries import tensors_in
 from brim._estimate._threads import OneThread
 from brim._state.undoing import Undoing

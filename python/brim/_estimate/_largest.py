@@ -9,9 +9,11 @@ from typing import Any
 from brim import _C
 from brim._arguments import name_of, positive
 from brim._estimate._errors import EstimateError
-from brim._estimate._estimate import bytes_of, estimate, options_of, stats_of, target_device
+from brim._estimate._estimate import Traced, one_at_a_time, traced
+from brim._estimate._target import bytes_of, options_of, stats_of, target_device
 from brim._progress import progress as bar
 from brim.memory import DeviceLike
+from brim.nn.saving import check_recompute
 
 _MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
 _NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow
@@ -27,6 +29,7 @@ def largest_size(
     lower: int = 1,
     upper: int | None = None,
     calls: int = 1,
+    recompute: str | None = None,
     progress: bool = True,
     **kwargs: Any,
 ) -> int:
@@ -36,6 +39,10 @@ def largest_size(
     allocation grows, and with it what the allocator does at other sizes. The answer was traced
     itself, so the allocator's rounding and cache are part of it, and so was the next size, which
     does not fit. Beyond that, larger sizes may fit again where memory does not grow with the size.
+
+    Layers with `recompute="auto"` give values up before a size does not fit. The search traces
+    calls that give up all they can. What it finds is confirmed by traces that give up only as much
+    as the budget asks for.
 
     Args:
         fn: what is to fit, such as a training step.
@@ -49,6 +56,7 @@ def largest_size(
         lower: the least size that counts.
         upper: the largest size of interest. Without it the search starts at `lower`.
         calls: how many calls in a row have to fit, as in `estimate`.
+        recompute: trace inside of `brim.saving(recompute)`, as in `estimate`.
         progress: whether to show a bar on a terminal if it takes long.
         **kwargs: other keyword arguments.
 
@@ -58,7 +66,7 @@ def largest_size(
     Raises:
         EstimateError: if the function cannot be traced, or if its memory does not depend on the
             size and no `upper` is given.
-        ValueError: if `lower`, `upper` or `budget` is wrong.
+        ValueError: if `lower`, `upper`, `budget` or `recompute` is wrong.
 
     Example:
         >>> import brim, torch
@@ -78,7 +86,8 @@ def largest_size(
             f"{name} is the size that is searched, and must not be given, got {kwargs[name]!r}"
         )
     _check_name(fn, name)
-    traces = Traces(fn, name, budget, args, kwargs, device, lower, most, calls)
+    check_recompute(recompute)
+    traces = Traces(fn, name, budget, args, kwargs, device, lower, most, calls, recompute)
     with bar("largest_size", "trace", enabled=progress) as step:
         size = most if upper is not None else lower
         while not traces.search.finished:
@@ -90,7 +99,40 @@ def largest_size(
                     f"{min(traces.needs)} to {size}), so no size is the largest. Give upper"
                 )
             size = min(traces.search.next, _MOST_GROWTH * max(traces.needs))
-    return traces.search.best or 0
+        best = traces.search.best or 0
+        return _confirmed(traces, best, lower, most, step) if traces.can_give_up else best
+
+
+def _confirmed(
+    traces: Traces, best: int, lower: int, upper: int, step: Callable[[str], None]
+) -> int:
+    """The largest size that fits where no more is given up than the budget asks for.
+
+    Calls that give up everything need more than these where values are computed again that others
+    hold anyway, and the other way round where they do not get that far. Both differ by little, so
+    the sizes next to `best` are tried first.
+    """
+
+    def fits(size: int) -> bool:
+        step(f"{size}")
+        return traces.rehearse(size)
+
+    low, high, stride = lower - 1, upper + 1, 1  # it fits; it does not
+    size = min(max(best, lower), upper)
+    while high - low > 1:
+        if fits(size):
+            low = size
+        else:
+            high = size
+        # Away from `best` in growing strides, until both ends are known; then by halves.
+        if low < lower:
+            size = max(high - stride, lower)
+        elif high > upper:
+            size = min(low + stride, upper)
+        else:
+            size = (low + high) // 2
+        stride *= 2
+    return low if low >= lower else 0
 
 
 class Traces:
@@ -111,24 +153,40 @@ class Traces:
         lower: int,
         upper: int,
         calls: int,
+        recompute: str | None = None,
     ) -> None:
         target = target_device(device)
         self._call = fn, name, args, kwargs
         self._limit, stats = bytes_of("budget", budget, target), stats_of(target)
         self._others = 0 if stats is None else stats.allocated  # held now
         self._outside = 0  # what the call does not use, and so does not see
-        self._settings: dict[str, Any] = {"device": target, "capacity": self._limit, "calls": calls}
+        self._settings: dict[str, Any] = {"device": target, "calls": calls, "recompute": recompute}
+        self.can_give_up = False  # layers with recompute="auto"
         self.search = _C.TraceSearch(options_of(target, None)[0], lower, upper)
         self.needs: dict[int, int] = {}  # bytes in all, by size
 
     def trace(self, size: int) -> bool:
-        """Whether a size fits."""
-        fn, name, args, kwargs = self._call
-        found = estimate(fn, *args, **self._settings, progress=False, **kwargs, **{name: size})
+        """Whether a size fits if all is given up that can be computed again."""
+        made = self._traced(size, room=0)
+        found = made.estimate
+        self.can_give_up |= made.can_give_up
         self._outside = max(self._outside, self._others - found.held_before)
         self.needs[size] = found.held_before + found.peak
         trace, _, start = found._replayed
-        return self.search.record(size, trace, start, max(self._limit - self._outside, 1))
+        return self.search.record(size, trace, start, self._capacity())
+
+    def rehearse(self, size: int) -> bool:
+        """Whether a size fits as it would be called."""
+        return bool(self._traced(size).estimate.fits)
+
+    def _capacity(self) -> int:
+        return max(self._limit - self._outside, 1)
+
+    def _traced(self, size: int, room: int | None = None) -> Traced:
+        fn, name, args, kwargs = self._call
+        kwargs = {**kwargs, name: size}
+        with one_at_a_time:
+            return traced(fn, args, kwargs, capacity=self._capacity(), room=room, **self._settings)
 
 
 def _check_name(fn: Callable[..., Any], name: str) -> None:

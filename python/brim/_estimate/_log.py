@@ -10,36 +10,45 @@ Kind = _C.MemoryKind
 class Allocation:
     """One storage: its bytes, and what is known about it so far."""
 
-    __slots__ = ("bytes", "kind", "number", "place")
+    __slots__ = ("bytes", "kind", "number", "place", "taken")
 
     def __init__(self, size: int, kind: Kind, place: str) -> None:
         self.bytes = size
         self.kind = kind
         self.place = place
         self.number = -1  # in the trace
+        self.taken = -1  # its number in the rehearsal
 
 
 class Log:
-    """Events of a traced call. What was held before is found while it runs, so it is kept apart."""
+    """Events of a traced call. What was held before is found while it runs, so it is kept apart.
 
-    def __init__(self) -> None:
+    Args:
+        rehearsal: what the call would have to give up; it follows the same events.
+    """
+
+    def __init__(self, rehearsal: _C.Rehearsal) -> None:
+        self._rehearsal = rehearsal
         self.held: list[Allocation] = []
         self.events: list[tuple[bool, Allocation | None]] = []  # None: see below
 
     def hold(self, size: int, kind: Kind, place: str) -> Allocation:
         """Note a storage that existed before the call."""
         allocation = Allocation(size, kind, place)
+        allocation.taken = self._rehearsal.hold(size)
         self.held.append(allocation)
         return allocation
 
     def allocate(self, size: int, kind: Kind, place: str) -> Allocation:
         """Note a new storage."""
         allocation = Allocation(size, kind, place)
+        allocation.taken = self._rehearsal.allocate(size)  # what goes for it is noted before
         self.events.append((True, allocation))
         return allocation
 
     def free(self, allocation: Allocation) -> None:
         """Note that a storage was released."""
+        self._rehearsal.free(allocation.taken)
         self.events.append((False, allocation))
 
     def begin_call(self) -> None:
@@ -48,6 +57,7 @@ class Log:
 
     def empty_cache(self) -> None:
         """Note that free memory went back to the device."""
+        self._rehearsal.empty_cache()
         self.events.append((False, None))
 
     def bytes_held(self) -> int:

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from brim import _C
 from brim._plots import draw
 from brim._table import Part, Table, text_of
+
+
+class GivenUp(NamedTuple):
+    """What a traced call with `recompute="auto"` gave up to fit the capacity, in all its calls.
+
+    Attributes:
+        bytes: that this freed.
+        values: how many tensors, those of blocks included.
+        blocks: blocks of layers that ran again as a whole.
+        extra_work: what ran again, as a share of the call's floating-point operations without it.
+            Counted by the formulas of `torch.utils.flop_counter`: products, convolutions and
+            attention count, element-wise work does not.
+        peak_without: the peak of a call that gives nothing up.
+
+    Example:
+        >>> import brim
+        >>> print(brim.GivenUp(3 << 30, 40, 2, 0.125, 9 << 30))
+        gives up 40 values (3.00 GiB) and runs 2 blocks again: 12.5% more floating-point \
+operations. With all values kept, the peak is 9.00 GiB
+    """
+
+    bytes: int
+    values: int
+    blocks: int
+    extra_work: float = 0.0
+    peak_without: int = 0
+
+    def __str__(self) -> str:
+        size = _C.format_bytes
+        return (
+            f"gives up {self.values} values ({size(self.bytes)}) and runs {self.blocks} blocks "
+            f"again: {self.extra_work:.1%} more floating-point operations. With all values kept, "
+            f"the peak is {size(self.peak_without)}"
+        )
 
 
 class Estimate:
@@ -26,6 +60,8 @@ class Estimate:
         fragmentation: share of the reserved bytes that hold no tensor at the peak.
         capacity: what the allocator may take, or None if that is not known.
         fits: whether the call stays within the capacity; None if there is none to compare with.
+        given_up: what layers with `recompute="auto"` gave up to stay within the capacity, see
+            `GivenUp`; None if nothing.
         assumptions: what was assumed, in sentences.
 
     Example:
@@ -43,6 +79,7 @@ class Estimate:
         device: torch.device,
         capacity: int | None,
         assumptions: tuple[str, ...],
+        given_up: GivenUp | None = None,
     ) -> None:
         """Replay a trace, whose call begins at the event `start`."""
         report = _C.replay(trace, options, start)
@@ -50,6 +87,7 @@ class Estimate:
         self.device = device
         self.capacity = capacity
         self.assumptions = assumptions
+        self.given_up = given_up
         self.peak = report.peak
         self.held_before = report.held_before
         self.left = report.left
@@ -71,6 +109,7 @@ class Estimate:
                 {"bytes": one.bytes, "kind": one.kind.name, "place": one.place}
                 for one in self.largest
             ],
+            "given_up": self.given_up and self.given_up._asdict(),
             "assumptions": list(self.assumptions),
         }
 
@@ -130,7 +169,7 @@ class Estimate:
                 f"whether it fits is not known: {self.device} is not there, and no capacity is "
                 "given"
             )
-        return lines
+        return [*lines, str(self.given_up)] if self.given_up else lines
 
     def _parts(self) -> list[Part]:
         size = _C.format_bytes

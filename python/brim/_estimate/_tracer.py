@@ -29,6 +29,7 @@ from brim._estimate._shapes import LARGEST, by_numbers, grouped_product
 from brim._estimate._swap import Swap
 from brim._estimate._temporaries import tensors_in
 from brim._estimate._values import Values
+from brim._estimate._work import flops_of
 from brim._state.kept import Kept
 
 aten = torch.ops.aten
@@ -96,6 +97,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target: the device whose memory counts.
         moves: whether tensors on the CPU count as being on the target.
         temporaries: what the target's kernels allocate inside.
+        rehearsal: what the call would have to give up.
         on_operator: called for each operator.
     """
 
@@ -107,12 +109,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target: torch.device,
         moves: bool,
         temporaries: CpuTemporaries | CudaTemporaries,
+        rehearsal: _C.Rehearsal,
         on_operator: Callable[[], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.answer = _C.pass_on
         vars(self)["__torch_dispatch__"] = types.MethodType(_C.dispatch, self)
-        self.log = Log()
+        self.log = Log(rehearsal)
+        self.flops = 0
         self.assumptions: dict[str, None] = {}  # in order, each once
         self.modules = ModuleStack(self.take_module, is_here)
         self._swap = swap
@@ -222,6 +226,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = self._results.get(self._swap.mode, func, args, kwargs, quick, self._run)
         outputs = [tensor for tensor in _C.tensors_of(result) if isinstance(tensor, FakeTensor)]
         self._note(func, args, kwargs, outputs, backward != -1)
+        self.flops += flops_of(func, args, kwargs, result)
         if func._schema.is_mutable:
             self._note_resized(inputs)
         self.values.follow(func, args, kwargs, inputs, outputs)

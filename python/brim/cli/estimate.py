@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import brim
-from brim._estimate._estimate import target_device
+from brim._estimate._target import target_device
 from brim._state.reach import Reachable
 from brim.cli import arguments as types
 from brim.cli.result import Result, add_output_options

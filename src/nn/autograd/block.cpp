@@ -5,6 +5,7 @@
 #include <ATen/TracerMode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
+#include <brim/nn/rehearsal.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -48,9 +49,9 @@ BlockSlots::Read read_of(const at::Tensor& tensor) {
 }
 
 /// Whether it is held by others anyway, or cannot be given up like other tensors.
-bool stays(const at::Tensor& tensor, c10::Device device) {
-  return (tensor.is_leaf() && tensor.requires_grad()) || is_traced(tensor) ||
-         !tensor.has_storage() || tensor.numel() == 0 || tensor.device() != device;
+bool stays(const at::Tensor& tensor, const DeviceSlots& device) {
+  return (tensor.is_leaf() && tensor.requires_grad()) || slots_for(tensor) != &device ||
+         !tensor.has_storage() || tensor.numel() == 0;
 }
 
 /// After a run that failed: what it gave is let go.
@@ -68,14 +69,22 @@ void forget_values(BlockSlots& block, DeviceSlots& device) {
 }  // namespace
 
 struct Block::State {
-  State(const at::Tensor& first, std::string called)
-      : name(std::move(called)), circumstances(first.device()) {
-    own.device = first.device();
+  State(const at::Tensor& first, DeviceSlots& among, std::string called)
+      : name(std::move(called)),
+        device(first.device()),
+        circumstances(among.are_rehearsed()
+                          ? Circumstances(c10::DeviceType::CPU, rehearsed_type())
+                          : Circumstances(first.device(), first.device().type())) {
+    own.among = &among;
   }
 
-  [[nodiscard]] c10::Device device() const { return own.device; }
+  /// Of the device; nothing in a rehearsal.
+  [[nodiscard]] PeakReading use() const {
+    return own.among->are_rehearsed() ? PeakReading{} : backend_for(device).peak(device);
+  }
 
   std::string name;
+  c10::Device device;
   std::size_t kind = 0;   // of the call
   std::int64_t held = 0;  // on the device, when it began
   std::int64_t gone = 0;  // values there, until then
@@ -117,12 +126,12 @@ at::Tensor Block::Saved::get() const {
 Block::Saved Block::save(const at::Tensor& tensor) {
   const RunningBlock& running = running_block();
   Saved saved;
-  if (running.block != nullptr && !stays(tensor, running.device)) {
-    saved.slot_ = slot_for(tensor, StepValue::kBlock);
+  if (running.block != nullptr && !stays(tensor, *running.among)) {
+    saved.slot_ = slot_for(tensor, *running.among, StepValue::kBlock);
   }
   if (saved.slot_ == nullptr) {
     // A leaf as it is: FSDP may give it other memory.
-    saved.value_ = is_traced(tensor) || tensor.is_leaf() ? tensor : tensor.tensor_data();
+    saved.value_ = is_traced_by_others(tensor) || tensor.is_leaf() ? tensor : tensor.tensor_data();
     saved.version_ = version_of(tensor).version;
   }
   return saved;
@@ -132,7 +141,12 @@ Block::Saved Block::save(const at::Tensor& tensor) {
 
 bool Block::can_begin(const std::vector<at::Tensor>& inputs) {
   const auto is_plain = [](const at::Tensor& input) {
-    return !is_traced(input) && input.has_storage();
+    return !is_traced_by_others(input) && input.has_storage();
+  };
+  const auto can_be_kept = [](const at::Tensor& input) {
+    const DeviceSlots* const device = slots_for(input);
+    return device != nullptr &&
+           (device->are_rehearsed() || !backend_for(input.device()).is_capturing());
   };
   return at::GradMode::is_enabled() && !inputs.empty() && running_block().block == nullptr &&
          at::SavedTensorDefaultHooks::is_enabled() &&
@@ -140,15 +154,17 @@ bool Block::can_begin(const std::vector<at::Tensor>& inputs) {
          at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          !at::tracer::impl::is_dispatch_enabled() &&
          !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther) &&
-         std::ranges::all_of(inputs, is_plain) &&
-         !backend_for(first_of(inputs).device()).is_capturing();
+         std::ranges::all_of(inputs, is_plain) && can_be_kept(first_of(inputs));
 }
 
 bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& inputs) {
   const c10::Device on = first_of(inputs).device();
+  DeviceSlots& device = *slots_for(first_of(inputs));
+  if (device.are_rehearsed()) {
+    return true;
+  }
   const std::int64_t limit = budget_in_force(on).value_or(0);
   const std::int64_t held = backend_for(on).peak(on).current;
-  DeviceSlots& device = slots_of(on);
   std::unique_lock lock(device.mutex);
   const auto known = device.needs.find(hash_of(part, inputs, limit));
   if (known == device.needs.end()) {
@@ -163,15 +179,17 @@ Block::Block(std::unique_ptr<State> state) : state_(std::move(state)) {}
 std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tensor>& inputs,
                                     std::string name) {
   const at::Tensor& first = first_of(inputs);
-  const std::shared_ptr<Block> block(new Block(std::make_unique<State>(first, std::move(name))));
+  DeviceSlots& device = *slots_for(first);
+  const std::shared_ptr<Block> block(
+      new Block(std::make_unique<State>(first, device, std::move(name))));
   State& state = *block->state_;
-  state.kind = hash_of(part, inputs, budget_in_force(first.device()).value_or(0));
+  state.kind =
+      hash_of(part, inputs, device.are_rehearsed() ? 0 : budget_in_force(state.device).value_or(0));
   for (const at::Tensor& input : inputs) {
     state.slots.reads.push_back(read_of(input));
   }
-  DeviceSlots& device = slots_of(state.device());
-  device.begin(state.device());
-  state.held = backend_for(state.device()).peak(state.device()).current;
+  device.begin(state.device);
+  state.held = state.use().current;
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, first);
   state.gone = device.counts.dropped + device.counts.foreseen;
@@ -180,8 +198,7 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   slots.goes =
       device.take_place(slots.step, slots.place, {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
-  running_block() = {
-      .block = block.get(), .slots = &slots, .device = state.device(), .number = next_run()};
+  running_block() = {.block = block.get(), .slots = &slots, .among = &device, .number = next_run()};
   return block;
 }
 
@@ -193,7 +210,7 @@ void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_
   for (const at::Tensor& tensor : reads) {
     slots.reads.push_back(read_of(tensor));
   }
-  DeviceSlots& device = slots_of(state.device());
+  DeviceSlots& device = *state.own.among;
   std::vector<at::Tensor> dropped;  // ends after the lock
   const std::lock_guard lock(device.mutex);
   if (can_go && !slots.is_used) {
@@ -205,9 +222,8 @@ void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_
 
 Block::~Block() {
   constexpr std::size_t kMostNeeds = 4096;  // of loops whose shapes never come back
-  DeviceSlots& device = slots_of(state_->device());
-  const std::int64_t need =
-      backend_for(state_->device()).peak(state_->device()).peak - state_->held;
+  DeviceSlots& device = *state_->own.among;
+  const std::int64_t need = state_->use().peak - state_->held;
   const std::lock_guard lock(device.mutex);
   if (device.needs.size() >= kMostNeeds) {
     device.needs.clear();
@@ -247,7 +263,7 @@ void Block::run_again() {
   State& state = *state_;
   BlockSlots& slots = state.slots;
   const std::lock_guard once(state.mutex);
-  DeviceSlots& device = slots_of(state.device());
+  DeviceSlots& device = *state.own.among;
   {
     const std::lock_guard lock(device.mutex);
     if (std::exchange(slots.has_run, true)) {
@@ -255,11 +271,9 @@ void Block::run_again() {
     }
     ++device.counts.blocks;
   }
-  const RunningBlock before = std::exchange(running_block(), {.block = this,
-                                                              .slots = &slots,
-                                                              .device = state.device(),
-                                                              .number = next_run(),
-                                                              .is_again = true});
+  const RunningBlock before = std::exchange(
+      running_block(),
+      {.block = this, .slots = &slots, .among = &device, .number = next_run(), .is_again = true});
   try {
     TORCH_CHECK(slots.is_untouched(), "what ", state.name,
                 " reads has been modified by an inplace operation since its forward, and memory "

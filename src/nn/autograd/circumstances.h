@@ -14,7 +14,8 @@ namespace brim::nn {
 /// What a call depends on beside its arguments, in this thread and at this moment: random numbers,
 /// autocast and the region.
 struct Circumstances {
-  explicit Circumstances(c10::Device on) : device(on), random(on), autocast(on.type()) {}
+  /// @param type of the device whose autocast counts
+  Circumstances(c10::Device on, c10::DeviceType type) : device(on), random(on), autocast(type) {}
 
   /// In these circumstances, and recorded.
   void run(const std::function<void()>& work) const {

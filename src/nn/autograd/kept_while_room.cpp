@@ -19,11 +19,12 @@ KeptWhileRoom& KeptWhileRoom::operator=(KeptWhileRoom&& other) noexcept {
 KeptWhileRoom::~KeptWhileRoom() { reset(); }
 
 void KeptWhileRoom::set(const at::Tensor& value, double work) {
-  if (is_traced(value) || !value.has_storage() || value.numel() == 0) {
+  DeviceSlots* const device = slots_for(value);
+  if (device == nullptr || !value.has_storage() || value.numel() == 0) {
     return;
   }
   reset();
-  slot_ = slot_for(value, work / static_cast<double>(value.element_size()));
+  slot_ = slot_for(value, *device, work / static_cast<double>(value.element_size()));
   Block::stop_if_all_is_there();
 }
 

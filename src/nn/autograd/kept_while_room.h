@@ -19,7 +19,7 @@ class KeptWhileRoom {
   KeptWhileRoom& operator=(KeptWhileRoom&&) noexcept;
   ~KeptWhileRoom();
 
-  /// At forward. Not of values that are only traced: they are computed again.
+  /// At forward. Not of values that are traced, but in a rehearsal: they are computed again.
   /// @param work arithmetic operations that give one element again; 0 for a few passes over memory
   void set(const at::Tensor& value, double work);
 

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <brim/nn/again.h>
+#include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -48,6 +49,11 @@ using torch::autograd::variable_list;
 
 /// Whether torch.compile, vmap or the like traces the call: strides and memory are not real then.
 [[nodiscard]] bool is_traced(const at::Tensor& input);
+
+/// The same, but for a rehearsal, in which strides and memory are those of the real tensor.
+[[nodiscard]] inline bool is_traced_by_others(const at::Tensor& input) {
+  return is_traced(input) && !is_rehearsed(input);
+}
 
 /// A value at one moment: where it lies in memory, and how often that memory was written to.
 struct TensorVersion {

@@ -131,7 +131,7 @@ class ProductLayerNode : public OutputHoldingNode {
   /// A multiplication and an addition for each number of the weight that an element of the output
   /// is made of.
   [[nodiscard]] static double work_of(const at::Tensor& weight) {
-    return is_traced(weight) || weight.size(0) == 0
+    return is_traced_by_others(weight) || weight.size(0) == 0
                ? 0
                : 2 * static_cast<double>(weight.numel()) / static_cast<double>(weight.size(0));
   }

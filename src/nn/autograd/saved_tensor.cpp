@@ -53,7 +53,8 @@ at::Tensor part_of(const at::Tensor& both, std::int64_t offset, const at::Tensor
 }  // namespace
 
 std::unique_ptr<Kept::InBlock> Kept::held_by_block(const at::Tensor& tensor, bool is_output) {
-  if (block_here() == 0 || !tensor.defined() || hooks_in_force() != nullptr || is_traced(tensor)) {
+  if (block_here() == 0 || !tensor.defined() || hooks_in_force() != nullptr ||
+      is_traced_by_others(tensor)) {
     return nullptr;
   }
   auto held = std::make_unique<InBlock>();

@@ -1,6 +1,7 @@
 #include "nn/autograd/slots.h"
 
 #include <brim/memory/bytes.h>
+#include <brim/nn/rehearsal.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "compat.h"
 #include "fork.h"
 #include "memory/backend.h"
 #include "memory/reclaim.h"
@@ -51,6 +53,24 @@ bool BlockSlots::is_untouched() const {
   });
 }
 
+DeviceSlots& rehearsed_slots() {
+  static DeviceSlots& all = *new DeviceSlots;  // as above
+  static const bool once = [] {
+    hold_during_fork(all.mutex);
+    return true;
+  }();
+  (void)once;
+  return all;
+}
+
+DeviceSlots* slots_for(const at::Tensor& tensor) {
+  if (!is_traced(tensor)) {
+    return &slots_of(tensor.device());
+  }
+  return is_rehearsed(tensor) && tensor.device() == rehearsed_device() ? &rehearsed_slots()
+                                                                       : nullptr;
+}
+
 DeviceSlots& slots_of(c10::Device device) {
   const std::size_t index = device.is_cpu() ? 0 : 1 + std::max<int>(device.index(), 0);
   return devices()[std::min(index, std::tuple_size_v<Devices> - 1)];
@@ -69,12 +89,15 @@ RunningBlock& running_block() {
 // -- Steps ---------------------------------------------------------------------------------------
 
 void DeviceSlots::begin(c10::Device on) {
-  if (!has_begun_.load(std::memory_order_relaxed)) {
+  if (has_begun_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  if (!are_rehearsed()) {
     device_ = on;
     set_reclaim(brim::nn::drop, [](c10::Device of) { return slots_of(of).given_up(); });
     backend_for(on).gates();
-    has_begun_.store(true);
   }
+  has_begun_.store(true);
 }
 
 /// What is left of a step may be what its backward had no use for, and the program still holds.
@@ -86,7 +109,7 @@ bool DeviceSlots::is_between_steps() const {
 void DeviceSlots::begin_step_if_none(std::unique_lock<std::mutex>& lock, const at::Tensor& first) {
   if (is_between_steps()) {
     lock.unlock();  // budgets have a lock of their own that is held during fork
-    const std::int64_t limit = budget_in_force(first.device()).value_or(0);
+    const std::int64_t limit = are_rehearsed() ? 0 : budget_in_force(first.device()).value_or(0);
     lock.lock();
     if (is_between_steps()) {
       begin_step(first, limit);
@@ -169,6 +192,20 @@ void DeviceSlots::note_gone(std::size_t step, std::size_t place) {
   }
 }
 
+bool DeviceSlots::are_rehearsed() const { return this == &rehearsed_slots(); }
+
+void DeviceSlots::end_rehearsal() {
+  std::vector<at::Tensor> ended;  // after the lock
+  const std::lock_guard lock(mutex);
+  for (Slot* slot = oldest_; slot != nullptr; slot = slot->after) {
+    ended.push_back(std::exchange(slot->value, at::Tensor()));
+  }
+  step_.clear();
+  is_short_ = false;
+  has_begun_.store(false);
+  forget();
+}
+
 void DeviceSlots::forget() {
   counts = {};
   plans_.clear();
@@ -225,6 +262,21 @@ void DeviceSlots::remove(Slot& slot) {
   }
 }
 
+// Tensors of a rehearsal have an object of Python, and so has their memory, which a trace follows.
+// These are no holders of their own.
+
+std::size_t DeviceSlots::holders_of_value(const Slot& slot) const {
+  const at::Tensor& value = slot.value;
+  return value.use_count() -
+         (are_rehearsed() ? compat::counted_by_python(*value.unsafeGetTensorImpl()) : 0);
+}
+
+std::size_t DeviceSlots::holders_of_memory(const Slot& slot) const {
+  const c10::Storage& memory = slot.value.storage();
+  return memory.use_count() -
+         (are_rehearsed() ? compat::counted_by_python(*memory.unsafeGetStorageImpl()) : 0);
+}
+
 /// What would be freed by dropping values, the cheapest first, of these the oldest: it is needed
 /// last. Then by dropping blocks, the oldest first. Memory that others hold, too, would not be
 /// freed, nor what a backward has got and works with.
@@ -249,7 +301,7 @@ std::vector<DeviceSlots::Memory> DeviceSlots::droppable() const {
   }
   std::unordered_map<const BlockSlots*, bool> can_go;
   const auto can_be_had_again = [&](const Slot* slot) {
-    if (slot->value.use_count() != 1) {
+    if (holders_of_value(*slot) != 1) {
       return false;
     }
     if (!slot->is_blocks()) {
@@ -262,7 +314,7 @@ std::vector<DeviceSlots::Memory> DeviceSlots::droppable() const {
     return known->second;
   };
   std::erase_if(found, [&](const Memory& memory) {
-    return memory.slots.front()->value.storage().use_count() != memory.slots.size() ||
+    return holders_of_memory(*memory.slots.front()) != memory.slots.size() ||
            !std::ranges::all_of(memory.slots, can_be_had_again);
   });
   std::ranges::stable_sort(found, [](const Memory& one, const Memory& other) {
@@ -288,7 +340,7 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
       continue;
     }
     const auto& slots = memories[each->value.storage().unsafeGetStorageImpl()];
-    if (slots.front() != each || each->value.storage().use_count() != slots.size() ||
+    if (slots.front() != each || holders_of_memory(*each) != slots.size() ||
         std::ranges::none_of(slots, &Slot::is_blocks)) {
       continue;
     }
@@ -370,6 +422,7 @@ namespace {
 /// To the slot of the first run, where it is missed. Where all is there, the run was told to stop,
 /// and its code may have caught that.
 void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& value) {
+  const at::Tensor own = value.tensor_data();  // without the lock: a trace follows it
   const std::lock_guard lock(device.mutex);
   const std::vector<Slot*>& values = running.slots->values;
   if (running.next == values.size()) {
@@ -379,19 +432,17 @@ void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& va
   if (slot != nullptr && !slot->value.defined()) {
     running.is_other |= slot->shape != shape_of(value);
     TORCH_CHECK(!running.is_other, kOtherValues);
-    slot->value = value.tensor_data();
+    slot->value = own;
     slot->version = version_of(value).version;
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
-  const c10::Device on = value.device();
-  DeviceSlots& device = slots_of(on);
-  device.begin(on);
+std::unique_ptr<Slot> slot_for(const at::Tensor& value, DeviceSlots& device, double work) {
+  device.begin(value.device());
   RunningBlock& running = running_block();
-  const bool is_in_block = running.block != nullptr && running.device == on;
+  const bool is_in_block = running.block != nullptr && running.among == &device;
   if (is_in_block && running.is_again) {
     give_again(running, device, value);
     return nullptr;
@@ -401,7 +452,7 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
   slot->version = version_of(value).version;
   slot->bytes = static_cast<std::int64_t>(value.storage().nbytes());
   slot->work = work;
-  slot->device = on;
+  slot->among = &device;
   std::unique_lock lock(device.mutex);
   device.begin_step_if_none(lock, value);
   const bool goes =
@@ -424,7 +475,7 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work) {
 
 void end_slot(std::unique_ptr<Slot> slot) noexcept {
   // Its value, and perhaps its block, end after the lock.
-  DeviceSlots& device = slots_of(slot->device);
+  DeviceSlots& device = *slot->among;
   const std::lock_guard lock(device.mutex);
   device.remove(*slot);
 }
@@ -443,12 +494,12 @@ at::Tensor locked_value(const Slot& slot) {
 }  // namespace
 
 at::Tensor value_if_there(const Slot& slot) {
-  const std::lock_guard lock(slots_of(slot.device).mutex);
+  const std::lock_guard lock(slot.among->mutex);
   return locked_value(slot);
 }
 
 at::Tensor value_of(const Slot& slot) {
-  DeviceSlots& device = slots_of(slot.device);
+  DeviceSlots& device = *slot.among;
   std::unique_lock lock(device.mutex);
   if (!slot.value.defined() && slot.of != nullptr && slot.of->is_gone && !slot.of->has_run) {
     lock.unlock();

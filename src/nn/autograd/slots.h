@@ -43,6 +43,8 @@ struct BlockSlots {
   [[nodiscard]] bool is_untouched() const;
 };
 
+class DeviceSlots;
+
 /// A value that is kept while there is room. Its fields are used under the lock of its device.
 struct Slot {
   at::Tensor value;  // shares the version counter
@@ -51,7 +53,7 @@ struct Slot {
   double work = 0;         // to compute it again, per byte; kBlock: only by its block
   std::size_t step = 0;    // its number
   std::size_t place = 0;   // in its step
-  c10::Device device = c10::DeviceType::CPU;
+  DeviceSlots* among = nullptr;
   std::shared_ptr<Block> block;  // in which it was kept, if in one
   BlockSlots* of = nullptr;      // that block's
   std::size_t number = 0;        // among its values
@@ -106,6 +108,15 @@ class DeviceSlots {
   /// What went in this step; see GivenUp.
   [[nodiscard]] std::string given_up();
 
+  /// Those of a rehearsal (brim/nn/rehearsal.h): its memory is only modelled.
+  [[nodiscard]] bool are_rehearsed() const;
+
+  /// The end of a rehearsal: all values go, and nothing is known of its steps.
+  void end_rehearsal();
+
+  /// Whether a value was kept, or a block begun.
+  [[nodiscard]] bool have_begun() const { return has_begun_.load(); }
+
   /// Forgets what steps needed.
   void forget();
 
@@ -116,6 +127,10 @@ class DeviceSlots {
     double work = 0;                    // per byte, of all of them
     const BlockSlots* block = nullptr;  // the last one that must run again for it
   };
+
+  /// How many hold its value, or its memory.
+  [[nodiscard]] std::size_t holders_of_value(const Slot& slot) const;
+  [[nodiscard]] std::size_t holders_of_memory(const Slot& slot) const;
 
   [[nodiscard]] std::vector<Memory> droppable() const;
   [[nodiscard]] bool is_between_steps() const;
@@ -151,6 +166,17 @@ class DeviceSlots {
 /// Those of the CPU, or of an accelerator.
 DeviceSlots& slots_of(c10::Device device);
 
+/// Those of the rehearsal that goes on, if there is one.
+DeviceSlots& rehearsed_slots();
+
+/// The type of its device, and what C++ code sees of it.
+[[nodiscard]] c10::DeviceType rehearsed_type();
+[[nodiscard]] c10::Device rehearsed_device();
+
+/// Those of a tensor's device, or of the rehearsal that it belongs to; null where a tensor cannot
+/// be kept in one, because it is traced by others.
+[[nodiscard]] DeviceSlots* slots_for(const at::Tensor& tensor);
+
 /// What `value` must be like when it is had again.
 [[nodiscard]] std::size_t shape_of(const at::Tensor& value);
 
@@ -165,8 +191,8 @@ inline constexpr const char* kOtherValues =
 struct RunningBlock {
   Block* block = nullptr;
   BlockSlots* slots = nullptr;
-  c10::Device device = c10::DeviceType::CPU;
-  std::uint64_t number = 0;  // of this run, among all
+  DeviceSlots* among = nullptr;  // where its values are kept
+  std::uint64_t number = 0;      // of this run, among all
   bool is_again = false;
   std::size_t next = 0;   // of its values, when it runs again
   bool is_other = false;  // than at the first time
@@ -175,9 +201,11 @@ struct RunningBlock {
 [[nodiscard]] RunningBlock& running_block();
 
 /// For a value that is kept now.
+/// @param device slots_for(value)
 /// @param work kBlock: only the block that runs can give it again
 /// @returns null while a block runs again: the value was given to the slot of its first run
-[[nodiscard]] std::unique_ptr<Slot> slot_for(const at::Tensor& value, double work);
+[[nodiscard]] std::unique_ptr<Slot> slot_for(const at::Tensor& value, DeviceSlots& device,
+                                             double work);
 
 /// Takes it from its list, and ends it.
 void end_slot(std::unique_ptr<Slot> slot) noexcept;
