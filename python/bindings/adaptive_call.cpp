@@ -252,6 +252,9 @@ class Call {
                       .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
                       .all_options = all,
                       .foreseen = foreseen,
+                      .items = config_.items ? size_argument(*config_.items,
+                                                             arguments_.get(*config_.items))
+                                             : 0,
                       .maxima_may_differ = config_.maxima_may_differ,
                       .maxima_are_lengths = maxima_are_lengths,
                       .counts_items = counts_items,

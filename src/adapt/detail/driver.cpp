@@ -12,8 +12,10 @@
 
 #include "adapt/detail/attempt_monitor.h"
 #include "adapt/detail/meeting.h"
+#include "adapt/detail/part_trials.h"
 #include "adapt/detail/searching.h"
 #include "compat.h"
+#include "memory/reclaim.h"
 
 namespace brim::detail {
 namespace {
@@ -24,13 +26,28 @@ using Values = Meeting::Values;
 Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options,
                   const AttemptHistory& known, AttemptMonitor& monitor,
                   std::span<const std::int64_t> values) {
+  const c10::Device device = monitor.checkpoint().device();
+  const PartTrials trials(options, call.items, device);
+  if (trials.is_timed(values.front())) {
+    wait_for(device);
+  }
   Attempt fit = monitor.fitted(values);
-  fit.rate = rate(options, fit, call.counts_items);
+  trials.learn(fit);
+  fit.rate = rate(options, fit, call);
   learn(options, known, fit);
   if (monitor.needed_release()) {
     learn(options, known, *monitor.needed_release());
   }
   return fit;
+}
+
+/// Before an attempt: where its time is to be known, nothing of what ran before counts.
+void wait_if_timed(const MaximizeCall& call, const AdaptOptions& options,
+                   const AttemptMonitor& monitor, std::span<const std::int64_t> values) {
+  const c10::Device device = monitor.checkpoint().device();
+  if (PartTrials(options, call.items, device).is_timed(values.front())) {
+    wait_for(device);
+  }
 }
 
 /// The attempts of a call that is alone.
@@ -54,6 +71,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
+      wait_if_timed(call, options, monitor, search.next());
       if (observed && !repeats) {
         monitor.begin_observed();
       } else {
@@ -63,7 +81,8 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
       failure = attempt(search.next());
     }
     if (!failure && observed && !repeats) {
-      monitor.fitted(search.next());
+      const c10::Device device = monitor.checkpoint().device();
+      PartTrials(options, call.items, device).learn(monitor.fitted(search.next()));
       return;
     }
     if (!failure) {
@@ -167,6 +186,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
+      wait_if_timed(call, options, monitor, trying);
       monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying),
                     still_moving(known.attempts), last_trace(known.attempts),
                     std::ranges::equal(trying, search.next()) ? search.expected() : std::nullopt);
@@ -233,7 +253,17 @@ std::string description(const MaximizeCall& call, const AdaptOptions& options) {
 }  // namespace
 
 [[gnu::flatten]] BegunCall::BegunCall(const AdaptOptions& options, Checkpoint::Detail detail)
-    : running(options), checkpoint(options, detail) {}
+    : running(options), checkpoint(options, detail), given_up(bytes_given_up()) {}
+
+void note_pressure(const MaximizeCall& call, const BegunCall& begun) {
+  const std::int64_t given_up = bytes_given_up() - begun.given_up;
+  if (given_up == 0) [[likely]] {
+    return;
+  }
+  const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
+  PartTrials(options, call.items, begun.checkpoint.device())
+      .learn({.values = {call.maxima.begin(), call.maxima.end()}, .given_up = given_up});
+}
 
 void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
                       std::optional<Failure>&& failure, TryValues attempt) {

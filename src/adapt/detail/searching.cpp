@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "adapt/detail/part_trials.h"
 #include "memory/backend.h"
 
 namespace brim::detail {
@@ -109,17 +110,20 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   }
   auto result = checked<ParameterSearch>(search);
   const bool timed = options.objective == Objective::throughput && search.parameters.size() == 1;
-  // Rates are known of calls that an objective of memory does not even measure, since nothing has
-  // failed yet: then their bytes must not make the size smaller.
+  const PartTrials trials(options, timed ? 0 : call.items, device);
+  // Calls are timed that an objective of memory does not even measure, since nothing has failed
+  // yet: then their bytes must not make the size smaller.
   std::vector<Attempt> attempts(call.foreseen.begin(), call.foreseen.end());
   attempts.insert(attempts.end(), known.attempts.begin(), known.attempts.end());
-  if (!timed || !std::ranges::all_of(attempts, &Attempt::fitted)) {
+  if (!(timed || trials.any()) || !std::ranges::all_of(attempts, &Attempt::fitted)) {
     result.remember(attempts);
   }
-  if (timed) {
+  if (timed || trials.any()) {
     Parameter& only = search.parameters.front();
     const std::int64_t largest = result.next().front();
-    only.maximum = throughput_choice(known.attempts, largest, only.lower, only.quantum);
+    only.maximum = timed
+                       ? throughput_choice(known.attempts, largest, only.lower, only.quantum)
+                       : trials.choose({only.lower, largest, only.quantum});
     if (only.maximum < largest) {
       return checked<ParameterSearch>(search);
     }
@@ -188,10 +192,14 @@ std::string error_text(const std::exception_ptr& error) {
   }
 }
 
-double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items) {
+double rate(const AdaptOptions& options, const Attempt& attempt, std::int64_t done) {
   const bool timed = options.objective == Objective::throughput && attempt.seconds > 0;
-  const double done = counts_items ? static_cast<double>(attempt.size()) : 1.0;
-  return timed ? done / attempt.seconds : 0.0;
+  return timed ? static_cast<double>(done) / attempt.seconds : 0.0;
+}
+
+double rate(const AdaptOptions& options, const Attempt& attempt, const MaximizeCall& call) {
+  const std::int64_t done = call.counts_items ? attempt.size() : kOne;
+  return rate(options, attempt, call.items > 0 ? call.items : done);
 }
 
 bool cannot_repeat(const AdaptOptions& options) {

@@ -39,7 +39,8 @@ std::unique_ptr<SavedState> save_state(const AdaptOptions& options);
 std::string error_text(const std::exception_ptr& error);
 
 /// For Objective::throughput: items or calls per second; 0 else.
-double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items);
+double rate(const AdaptOptions& options, const Attempt& attempt, const MaximizeCall& call);
+double rate(const AdaptOptions& options, const Attempt& attempt, std::int64_t done);
 
 /// Whether the work has collectives inside, in which other ranks may wait for one that failed.
 bool cannot_repeat(const AdaptOptions& options);

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <brim/adapt/options.h>
+#include <brim/export.h>
+#include <brim/need/attempt.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "need/size_lattice.h"
+
+namespace brim::detail {
+
+/// The size of the parts of a batch whose calls ran under pressure: values were given up and had to
+/// be computed again. In smaller parts they are kept, but there are more parts. Neither is always
+/// faster, so both are run and timed, and from then on the faster one is used.
+///
+/// First come the fewest parts that fit, cut evenly, until their time is known; then more parts
+/// (twice as many, then in between) up to the fewest that give nothing up, until that time is
+/// known too. Pure logic: the state is in the trials, the attempts of such calls so far.
+/// @param allowed up to the largest size that fits
+[[nodiscard]] BRIM_API std::int64_t choose_part_size(std::span<const Attempt> trials,
+                                                     std::int64_t items,
+                                                     const SizeLattice& allowed);
+
+/// The trials of calls with as many items under the same budgets, in the memory of the options.
+/// There are none, at no cost, as long as nothing was given up.
+class PartTrials {
+ public:
+  /// @param items of the batch that is run in parts; 0: the work has no parts
+  /// @param device where the work runs, unless on the CPU
+  PartTrials(const AdaptOptions& options, std::int64_t items, c10::Device device);
+
+  [[nodiscard]] bool any() const { return !trials_.empty(); }
+  [[nodiscard]] std::int64_t choose(const SizeLattice& allowed) const {
+    return choose_part_size(trials_, items_, allowed);
+  }
+
+  /// Whether the time of a call with this size is to be known. Then it waits for the device, at its
+  /// begin and at its end.
+  [[nodiscard]] bool is_timed(std::int64_t size) const;
+
+  /// Remembers an attempt that fitted, if it says something new.
+  void learn(Attempt fit) const;
+
+ private:
+  [[nodiscard]] const Attempt* find(std::int64_t size) const;
+
+  const AdaptOptions& options_;
+  std::int64_t items_;
+  std::uint64_t key_ = 0;
+  std::vector<Attempt> trials_;
+};
+
+/// Returns when an accelerator has done all its work.
+void wait_for(c10::Device device);
+
+}  // namespace brim::detail
