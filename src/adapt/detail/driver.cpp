@@ -22,15 +22,20 @@ namespace {
 
 using Values = Meeting::Values;
 
+/// Before and after an attempt, where its time is to be known: it is that of all its work, and of
+/// no other.
+void wait_if_timed(const PartTrials& trials, const AttemptMonitor& monitor,
+                   std::span<const std::int64_t> values) {
+  if (trials.is_timed(values.front())) {
+    wait_for(monitor.checkpoint().device());
+  }
+}
+
 /// What the attempt that fitted at these values showed. It is remembered.
 Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options,
-                  const AttemptHistory& known, AttemptMonitor& monitor,
+                  const AttemptHistory& known, AttemptMonitor& monitor, PartTrials& trials,
                   std::span<const std::int64_t> values) {
-  const c10::Device device = monitor.checkpoint().device();
-  const PartTrials trials(options, call.items, device);
-  if (trials.is_timed(values.front())) {
-    wait_for(device);
-  }
+  wait_if_timed(trials, monitor, values);
   Attempt fit = monitor.fitted(values);
   trials.learn(fit);
   fit.rate = rate(options, fit, call);
@@ -39,15 +44,6 @@ Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options,
     learn(options, known, *monitor.needed_release());
   }
   return fit;
-}
-
-/// Before an attempt: where its time is to be known, nothing of what ran before counts.
-void wait_if_timed(const MaximizeCall& call, const AdaptOptions& options,
-                   const AttemptMonitor& monitor, std::span<const std::int64_t> values) {
-  const c10::Device device = monitor.checkpoint().device();
-  if (PartTrials(options, call.items, device).is_timed(values.front())) {
-    wait_for(device);
-  }
 }
 
 /// The attempts of a call that is alone.
@@ -64,29 +60,44 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
                         begins_at_maxima(options);  // only: as one without a watcher
   AttemptHistory known =
       failure || observed ? AttemptHistory{} : recall(options, call.maxima.size(), true);
-  ParameterSearch search = make_search(call, options, known, checkpoint.device());
+  PartTrials trials(options, call.items, checkpoint.device());
+  ParameterSearch search = make_search(call, options, known, trials, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
     if (!failure) {
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      wait_if_timed(call, options, monitor, search.next());
+      wait_if_timed(trials, monitor, search.next());
       if (observed && !repeats) {
         monitor.begin_observed();
       } else {
         monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
                       still_moving(known.attempts), last_trace(known.attempts), search.expected());
       }
-      failure = attempt(search.next());
+      bool ends_trials = false;
+      try {
+        failure = attempt(search.next());
+      } catch (const std::exception&) {
+        ends_trials = trials.end_after_error(search.next().front());
+        if (!ends_trials) {
+          throw;
+        }
+      }
+      if (ends_trials) {  // the error is gone, and what it kept alive
+        if (saved) {
+          saved->put_back();
+        }
+        search = make_search(call, options, known, trials, monitor.checkpoint().device());
+        continue;
+      }
     }
     if (!failure && observed && !repeats) {
-      const c10::Device device = monitor.checkpoint().device();
-      PartTrials(options, call.items, device).learn(monitor.fitted(search.next()));
+      trials.learn(monitor.fitted(search.next()));
       return;
     }
     if (!failure) {
-      learn_fit(call, options, known, monitor, search.next());
+      learn_fit(call, options, known, monitor, trials, search.next());
       return;
     }
     if (saved) {
@@ -102,7 +113,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     if (search.finished() && !search.best()) {
       monitor.wait_for_others_or_give_up();
       known = recall(options, call.maxima.size(), true);
-      search = make_search(call, options, known, failed->device);
+      search = make_search(call, options, known, trials, failed->device);
     }
   }
 }
@@ -134,7 +145,8 @@ Values next_time(const MaximizeCall& call, const AdaptOptions& options, const At
     }
     next.maxima = maxima;
   }
-  return wish(next, options, make_search(next, options, known, fit.device).next());
+  const PartTrials trials(options, call.items, fit.device);
+  return wish(next, options, make_search(next, options, known, trials, fit.device).next());
 }
 
 /// The attempts of one rank. After each the ranks learn whether all have fitted at the same values.
@@ -146,7 +158,8 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
     checkpoint = Checkpoint(options);  // the copies are not the attempt's
   }
   AttemptHistory known = recall(options, call.maxima.size(), true);
-  ParameterSearch search = make_search(call, options, known, checkpoint.device());
+  PartTrials trials(options, call.items, checkpoint.device());
+  ParameterSearch search = make_search(call, options, known, trials, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   // The values of all ranks, and how far this one uses them.
   Values values = meeting.begins_with_lengths() ? Values() : meeting.agreed();
@@ -186,14 +199,14 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
-      wait_if_timed(call, options, monitor, trying);
+      wait_if_timed(trials, monitor, trying);
       monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying),
                     still_moving(known.attempts), last_trace(known.attempts),
                     std::ranges::equal(trying, search.next()) ? search.expected() : std::nullopt);
       repeats = true;
       const std::optional<Failure> failure = attempt(trying);
       if (!failure) {
-        fit = learn_fit(call, options, known, monitor, trying);
+        fit = learn_fit(call, options, known, monitor, trials, trying);
         if (meeting.begins_with_lengths()) {
           return;  // a rank that failed has told the others
         }
@@ -214,13 +227,13 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
         // Agreed on when the maxima were others: go on from there.
         MaximizeCall lowered = call;
         lowered.maxima = trying;
-        search = make_search(lowered, options, known, failed->device);
+        search = make_search(lowered, options, known, trials, failed->device);
         search.record_elsewhere(*failed);
       }
       if (search.finished() && !search.best()) {
         monitor.wait_for_others_or_give_up();
         known = recall(options, call.maxima.size(), true);
-        search = make_search(call, options, known, failed->device);
+        search = make_search(call, options, known, trials, failed->device);
       }
       wanted = wish(call, options, search.next());
       break;

@@ -37,15 +37,15 @@ std::int64_t choose_part_size(std::span<const Attempt> trials, std::int64_t item
   const auto find = [&](std::int64_t size) { return find_size(trials, size); };
 
   const std::int64_t fewest = parts(allowed.upper);
-  if (std::ranges::none_of(trials, [&](const Attempt& trial) {
-        return trial.given_up > 0 && parts(trial.size()) == fewest;
-      })) {
+  const bool gave_up = std::ranges::any_of(trials, [&](const Attempt& trial) {
+    return trial.given_up > 0 && parts(trial.size()) == fewest;
+  });
+  if (!gave_up || !std::ranges::all_of(trials, &Attempt::fitted)) {
     return allowed.upper;
   }
   const std::int64_t largest = size_of(fewest);
-  const Attempt* const with_least = find(largest);
-  const bool gives_up = with_least == nullptr || with_least->given_up > 0;
-  if (!gives_up || with_least == nullptr || with_least->calls < kRuns) {
+  const Attempt* const with_fewest = find(largest);
+  if (with_fewest == nullptr || with_fewest->given_up == 0 || with_fewest->calls < kRuns) {
     return largest;
   }
 
@@ -77,7 +77,7 @@ std::int64_t choose_part_size(std::span<const Attempt> trials, std::int64_t item
     return free;
   }
 
-  const Attempt* best = with_least;
+  const Attempt* best = with_fewest;
   for (const Attempt& trial : trials) {
     const bool counts = trial.size() <= allowed.upper && trial.calls >= kRuns;
     if (counts && trial.rate > best->rate) {
@@ -89,7 +89,8 @@ std::int64_t choose_part_size(std::span<const Attempt> trials, std::int64_t item
 
 PartTrials::PartTrials(const AdaptOptions& options, std::int64_t items, c10::Device device)
     : options_(options), items_(items) {
-  if (items == 0 || options.memory == nullptr || bytes_given_up() == 0) {
+  if (items == 0 || options.memory == nullptr || options.objective != Objective::memory ||
+      bytes_given_up() == 0) {
     return;
   }
   CallKey key(options.key);
@@ -99,7 +100,25 @@ PartTrials::PartTrials(const AdaptOptions& options, std::int64_t items, c10::Dev
   key.add(device.is_cpu() ? 0 : budget_in_force(device).value_or(0));
   key_ = key.value();
   trials_ = options.memory->recall(key_);
-  std::erase_if(trials_, [](const Attempt& trial) { return !trial.fitted(); });
+}
+
+std::int64_t PartTrials::largest(std::span<const Attempt> known, std::int64_t maximum) const {
+  std::int64_t result = 0;
+  for (const Attempt& trial : trials_) {
+    const bool has_failed = std::ranges::any_of(known, [&](const Attempt& attempt) {
+      return !attempt.fitted() && attempt.size() <= trial.size();
+    });
+    if (trial.fitted() && trial.size() <= maximum && !has_failed) {
+      result = std::max(result, trial.size());
+    }
+  }
+  return result;
+}
+
+std::int64_t PartTrials::choose(const SizeLattice& allowed) const {
+  const bool is_whole = allowed.upper >= items_;
+  return is_whole && options_.ranks != nullptr ? allowed.upper
+                                               : choose_part_size(trials_, items_, allowed);
 }
 
 const Attempt* PartTrials::find(std::int64_t size) const { return find_size(trials_, size); }
@@ -109,7 +128,7 @@ bool PartTrials::is_timed(std::int64_t size) const {
   return !trials_.empty() && (known == nullptr || known->calls < kRuns);
 }
 
-void PartTrials::learn(Attempt fit) const {
+void PartTrials::learn(Attempt fit) {
   if (key_ == 0) {
     return;
   }
@@ -123,6 +142,17 @@ void PartTrials::learn(Attempt fit) const {
   fit.rate = std::max(fit.rate, known != nullptr ? known->rate : 0);
   fit.trace.reset();
   options_.memory->learn(key_, fit);
+}
+
+bool PartTrials::end_after_error(std::int64_t size) {
+  const bool is_smaller = std::ranges::any_of(
+      trials_, [&](const Attempt& trial) { return trial.fitted() && trial.size() > size; });
+  if (!is_smaller || !is_timed(size)) {
+    return false;
+  }
+  trials_.push_back({.values = {size}, .outcome = OomKind::size_limit});
+  options_.memory->learn(key_, trials_.back());
+  return true;
 }
 
 void wait_for(c10::Device device) {

@@ -19,7 +19,8 @@ namespace brim::detail {
 ///
 /// First come the fewest parts that fit, cut evenly, until their time is known; then more parts
 /// (twice as many, then in between) up to the fewest that give nothing up, until that time is
-/// known too. Pure logic: the state is in the trials, the attempts of such calls so far.
+/// known too. Where such parts could not be run, nothing is tried any more. Pure logic: the state
+/// is in the trials, the attempts of such calls so far.
 /// @param allowed up to the largest size that fits
 [[nodiscard]] BRIM_API std::int64_t choose_part_size(std::span<const Attempt> trials,
                                                      std::int64_t items,
@@ -34,16 +35,27 @@ class PartTrials {
   PartTrials(const AdaptOptions& options, std::int64_t items, c10::Device device);
 
   [[nodiscard]] bool any() const { return !trials_.empty(); }
-  [[nodiscard]] std::int64_t choose(const SizeLattice& allowed) const {
-    return choose_part_size(trials_, items_, allowed);
-  }
+
+  /// The largest size that fitted, and that no call has failed with; 0: there is none. A search by
+  /// bytes finds less: they say what a size takes while it gives nothing up.
+  /// @param known attempts of such calls, whatever their items
+  [[nodiscard]] std::int64_t largest(std::span<const Attempt> known, std::int64_t maximum) const;
+
+  /// As choose_part_size. With other ranks, batches that fit as a whole are not cut: an error that
+  /// parts led to would end the call on all of them.
+  [[nodiscard]] std::int64_t choose(const SizeLattice& allowed) const;
 
   /// Whether the time of a call with this size is to be known. Then it waits for the device, at its
   /// begin and at its end.
   [[nodiscard]] bool is_timed(std::int64_t size) const;
 
   /// Remembers an attempt that fitted, if it says something new.
-  void learn(Attempt fit) const;
+  void learn(Attempt fit);
+
+  /// After an error that is not about memory, as of a loss that does not follow from its parts.
+  /// @returns whether it was a trial's that larger parts would not have made: the trials end, and
+  ///     the call goes on with these
+  bool end_after_error(std::int64_t size);
 
  private:
   [[nodiscard]] const Attempt* find(std::int64_t size) const;

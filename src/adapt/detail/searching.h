@@ -13,6 +13,7 @@
 #include <string>
 
 #include "adapt/detail/attempt_history.h"
+#include "adapt/detail/part_trials.h"
 
 /// What the loops of `maximize` and `range` share.
 namespace brim::detail {
@@ -21,7 +22,8 @@ namespace brim::detail {
 void check_options(const AdaptOptions& options);
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
-                            const AttemptHistory& known, c10::Device device);
+                            const AttemptHistory& known, const PartTrials& trials,
+                            c10::Device device);
 SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const AttemptHistory& known,
                        c10::Device device);
 
