@@ -138,6 +138,20 @@ def test_what_cannot_be_cut_runs_as_a_whole() -> None:
     assert program.run(8) == [ITEMS] * 8
 
 
+def test_a_trial_that_does_not_fit_changes_nothing() -> None:
+    """As where the check of the parts takes more than they do."""
+    program = Program(0.62)
+    program.run(4)
+
+    def short(part: Tensor) -> Tensor:
+        if len(part) < ITEMS:
+            raise torch.OutOfMemoryError("CPU out of memory")
+        return nn.Sequential.forward(program.model, part)
+
+    program.model.forward = short  # type: ignore[method-assign]
+    assert program.run(4) == [ITEMS] * 4
+
+
 def test_an_interrupt_in_a_trial_is_one() -> None:
     program = Program(0.62)
     program.run(4)

@@ -42,7 +42,9 @@ class Microbatches:
     `step(batch)` leaves in `.grad` what the whole batch would have left, added to what was there,
     and returns the loss of the whole batch. If memory runs out, the batch is run again in smaller
     parts, with the same random state: the gradients are those of a run that had that size from the
-    start, to the bit. The size is worked out and remembered as `brim.maximize` does it.
+    start, to the bit. The size is worked out and remembered as `brim.maximize` does it. Where a
+    model with `recompute="auto"` drops values so that a part fits, smaller parts that drop nothing
+    are timed beside it, in about eight steps, and the faster ones stay.
 
     Args:
         loss_fn: a part -> its loss, a tensor of one element. What a mean divides by is read from

@@ -84,6 +84,10 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
           throw;
         }
       }
+      if (failure && trials.end_after_error(search.next().front())) {
+        monitor.failed(search.next(), *std::exchange(failure, std::nullopt));
+        ends_trials = true;
+      }
       if (ends_trials) {  // the error is gone, and what it kept alive
         if (saved) {
           saved->put_back();
@@ -218,11 +222,17 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (!failed) {
         continue;
       }
-      learn(options, known, *failed);
-      known.drop_foreign_bytes(*failed);
       if (cannot_repeat(options)) {
+        learn(options, known, *failed);
         give_up_inside(*failure);
       }
+      if (trials.end_after_error(trying.front())) {
+        search = make_search(call, options, known, trials, failed->device);
+        wanted = wish(call, options, search.next());
+        break;
+      }
+      learn(options, known, *failed);
+      known.drop_foreign_bytes(*failed);
       if (!search.record_elsewhere(*failed)) {
         // Agreed on when the maxima were others: go on from there.
         MaximizeCall lowered = call;

@@ -52,9 +52,10 @@ class PartTrials {
   /// Remembers an attempt that fitted, if it says something new.
   void learn(Attempt fit);
 
-  /// After an error that is not about memory, as of a loss that does not follow from its parts.
-  /// @returns whether it was a trial's that larger parts would not have made: the trials end, and
-  ///     the call goes on with these
+  /// After an error, as of a loss that does not follow from its parts, or for want of the memory
+  /// that it takes to check that.
+  /// @returns whether a trial made it, while larger parts had run: the trials end, and the call
+  ///     goes on with these
   bool end_after_error(std::int64_t size);
 
  private:
