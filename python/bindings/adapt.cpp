@@ -80,6 +80,7 @@ std::shared_ptr<AdaptiveConfig> make_config(const py::dict& given) {
   options.quantum = config->quanta.empty() ? 1 : config->quanta.front();
   read_into("groups", config->groups);
   read("infer", [&](const py::object& slot) { config->infer = slot_argument(slot); });
+  read("items", [&](const py::object& slot) { config->items = slot_argument(slot); });
   read("cut_dim", [&](const py::object& dim) { config->cut_dim = dim.cast<std::int64_t>(); });
   read_into("foresee", config->foresee);
   read_into("initial", config->initial);

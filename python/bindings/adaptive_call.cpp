@@ -96,10 +96,14 @@ class Call {
       const py::object agreement = invoke(config_.ranks);
       ranks_ = agreement.is_none() ? nullptr : agreement.cast<std::shared_ptr<Agreement>>();
     }
-    if (ranks_) [[unlikely]] {
-      run_as_rank();
-    } else {
-      run_kind();
+    try {
+      if (ranks_) [[unlikely]] {
+        run_as_rank();
+      } else {
+        run_kind();
+      }
+    } catch (const Interrupted& interrupted) {
+      std::rethrow_exception(interrupted.error);
     }
     if (log_) {
       log_->finish();
@@ -153,7 +157,9 @@ class Call {
     if (result_) {
       return std::nullopt;
     }
-    detail::Failure failure = release_pending_error();
+    // Other ranks are told what an interrupt says; alone, one must not end a trial of parts.
+    detail::Failure failure =
+        ranks_ ? release_pending_error() : telling_interrupts(&release_pending_error);
     left_behind_.warn(function_, saved_, warnings_);
     return failure;
   }
@@ -246,23 +252,25 @@ class Call {
                      detail::TryValues attempt) {
     left_behind_.begin();
     const auto all = [this]() -> const AdaptOptions& { return all_options(); };
-    detail::maximize({.maxima = maxima,
-                      .quanta = config_.quanta,
-                      .groups = config_.groups,
-                      .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
-                      .all_options = all,
-                      .foreseen = foreseen,
-                      .maxima_may_differ = config_.maxima_may_differ,
-                      .maxima_are_lengths = maxima_are_lengths,
-                      .counts_items = counts_items,
-                      .on_accelerator = !only_cpu() && has_accelerator_tensor(arguments_)},
-                     [&](std::span<const std::int64_t> values) -> std::optional<detail::Failure> {
-                       if (values.empty()) [[unlikely]] {
-                         release(std::move(result_));
-                         return std::nullopt;
-                       }
-                       return attempt(values);
-                     });
+    detail::maximize(
+        {.maxima = maxima,
+         .quanta = config_.quanta,
+         .groups = config_.groups,
+         .options = attempts_ == nullptr && !ranks_ ? config_.options : all_options(),
+         .all_options = all,
+         .foreseen = foreseen,
+         .items = config_.items ? size_argument(*config_.items, arguments_.get(*config_.items)) : 0,
+         .maxima_may_differ = config_.maxima_may_differ,
+         .maxima_are_lengths = maxima_are_lengths,
+         .counts_items = counts_items,
+         .on_accelerator = !only_cpu() && has_accelerator_tensor(arguments_)},
+        [&](std::span<const std::int64_t> values) -> std::optional<detail::Failure> {
+          if (values.empty()) [[unlikely]] {
+            release(std::move(result_));
+            return std::nullopt;
+          }
+          return attempt(values);
+        });
   }
 
   void maximize() {

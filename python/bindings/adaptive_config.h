@@ -59,6 +59,7 @@ struct AdaptiveConfig {
   std::vector<std::vector<std::size_t>> groups;
   std::optional<ArgumentSlot> infer;    // its length is the maximum where none is passed
   std::optional<std::int64_t> cut_dim;  // the first argument is a batch, cut along this dimension
+  std::optional<ArgumentSlot> items;    // how many items are run in parts of the size
   // (key, size, function, args, kwargs) -> the size to start from; or null
   pybind11::object foresee;
 

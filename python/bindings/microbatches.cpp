@@ -14,6 +14,7 @@
 
 #include "bindings.h"
 #include "interpreter.h"
+#include "python_error.h"
 #include "tensor_argument.h"
 #include "tensors.h"
 
@@ -85,25 +86,6 @@ py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
                        weight.defined() ? to_python(weight) : py::none()));
       },
       ranks ? &*ranks : nullptr));
-}
-
-/// Not a std::exception, so that nothing in the core takes it for a failure of the work: Ctrl-C and
-/// the like.
-struct Interrupted {
-  std::exception_ptr error;
-};
-
-template <class Work>
-auto telling_interrupts(const Work& work) {
-  try {
-    return work();
-  } catch (const py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception)) {
-      // NOLINTNEXTLINE(bugprone-std-exception-baseclass): no failure, which the check would take
-      throw Interrupted{std::current_exception()};
-    }
-    throw;
-  }
 }
 
 /// detail::SplitCheck and the items that it compares.

@@ -28,6 +28,25 @@ detail::Failure release_pending_error();
 /// Raises what is left of a Python exception as c10::OutOfMemoryError.
 [[noreturn]] void throw_out_of_memory(const detail::Failure& failure);
 
+/// Not a std::exception, so that nothing in the core takes it for a failure of the work: Ctrl-C and
+/// the like.
+struct Interrupted {
+  std::exception_ptr error;
+};
+
+template <class Work>
+auto telling_interrupts(const Work& work) {
+  try {
+    return work();
+  } catch (const pybind11::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {
+      // NOLINTNEXTLINE(bugprone-std-exception-baseclass): no failure, which the check would take
+      throw Interrupted{std::current_exception()};
+    }
+    throw;
+  }
+}
+
 /// Makes `brim.RankError`, which a RankError of the core becomes.
 void register_rank_error(pybind11::module_& m);
 

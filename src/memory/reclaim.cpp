@@ -7,6 +7,7 @@ namespace {
 
 constinit std::atomic<Reclaim> in_force{nullptr};
 constinit std::atomic<GivenUp> telling{nullptr};
+constinit std::atomic<std::int64_t> so_far{0};
 
 }  // namespace
 
@@ -22,7 +23,15 @@ std::string given_up(c10::Device device) {
 
 bool reclaimed(c10::Device device, std::int64_t bytes) noexcept {
   const Reclaim reclaim = in_force.load(std::memory_order_acquire);
-  return reclaim != nullptr && reclaim(device, bytes) > 0;
+  const std::int64_t freed = reclaim == nullptr ? 0 : reclaim(device, bytes);
+  so_far.fetch_add(freed, std::memory_order_relaxed);
+  return freed > 0;
 }
+
+void count_foreseen(std::int64_t bytes) noexcept {
+  so_far.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+std::int64_t bytes_given_up() noexcept { return so_far.load(std::memory_order_relaxed); }
 
 }  // namespace brim

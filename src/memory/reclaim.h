@@ -26,4 +26,12 @@ void set_reclaim(Reclaim reclaim, GivenUp given_up);
 
 [[nodiscard]] BRIM_API std::string given_up(c10::Device device);
 
+/// Counts bytes that were given up before any request asked for them, since earlier steps had
+/// shown that they must go.
+BRIM_API void count_foreseen(std::int64_t bytes) noexcept;
+
+/// Bytes that were given up so far in this process, for a request or in foresight. One number for
+/// all devices: whoever compares it before and after some work learns that it ran under pressure.
+[[nodiscard]] BRIM_API std::int64_t bytes_given_up() noexcept;
+
 }  // namespace brim

@@ -1,12 +1,13 @@
-"""One rank of FSDP2 with a Llama; test_nn_frameworks.py starts two and looks at what they write.
+"""One rank of FSDP2 and DDP with a Llama; test_nn_frameworks.py starts two of them.
 
 Run as `fsdp_job.py FOLDER`: trains the model as it is, and converted before and after it is
 sharded, with products that run again, also for values that are dropped, and writes losses and
-parameters to FOLDER/RANK.pt.
+parameters to FOLDER/RANK.pt. Then the same with DDP, with and without a budget.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import brim
 from nn_families import TEXT, tokens
@@ -39,8 +41,8 @@ def trained(
     """The losses, what a forward kept, and this rank's part of the parameters."""
     torch.manual_seed(0)
     net: Any = TEXT["llama"][0]().train()
-    if convert in ("before", "auto"):
-        brim.convert(net, recompute="auto" if convert == "auto" else "cheap")
+    if convert in ("before", "auto", "kept"):
+        brim.convert(net, recompute="cheap" if convert == "before" else "auto")
     for layer in net.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(net, mesh=mesh, mp_policy=policy)
@@ -67,6 +69,34 @@ def trained(
     return losses, -meter.left, parameters
 
 
+def replicated(room: int | None) -> tuple[list[float], int, list[Any]]:
+    """With DDP, a scaler, and two batches for each update, with so many bytes for a step.
+
+    The losses, the peak of a step and the parameters.
+    """
+    torch.manual_seed(0)
+    net: Any = TEXT["llama"][0]().train()
+    brim.convert(net, recompute="auto")
+    parallel = DistributedDataParallel(net)
+    update = torch.optim.SGD(net.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    losses = []
+    limit = None if room is None else brim.memory_stats("cpu").allocated + room
+    with contextlib.nullcontext() if limit is None else brim.budget(limit, "cpu"):
+        for step in range(STEPS):
+            with brim.PeakMeter("cpu") as meter:
+                for part in range(2):
+                    ids = tokens(4 * step + 2 * part + dist.get_rank())
+                    with parallel.no_sync() if part == 0 else contextlib.nullcontext():
+                        loss = parallel(input_ids=ids, labels=ids, use_cache=False).loss
+                        losses.append(loss.item())
+                        scaler.scale(loss).backward()
+                scaler.step(update)
+                scaler.update()
+                update.zero_grad()
+    return losses, meter.peak, [each.detach().clone() for each in net.parameters()]
+
+
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     brim.install_cpu_allocator()
@@ -78,8 +108,13 @@ def main(folder: Path) -> None:
             "float32": MixedPrecisionPolicy(),
             "mixed": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
         }.items()
-        for convert in ("never", "before", "after", "auto")
+        for convert in ("never", "before", "after", "kept", "auto")
     }
+    brim.nn.reset_pressure()
+    losses, peak, parameters = replicated(None)
+    results["ddp", "kept"] = losses, brim.nn.pressure().dropped, parameters
+    losses, _, parameters = replicated(int(0.85 * peak))
+    results["ddp", "auto"] = losses, brim.nn.pressure().dropped, parameters
     torch.save(results, folder / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

@@ -134,18 +134,23 @@ def _without_onednn() -> Iterator[None]:
     torch._C._set_mkldnn_enabled(was_on)
 
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+
+
+@DEVICES
 @pytest.mark.usefixtures("_without_onednn")
 @pytest.mark.parametrize("name", ["mlp", "bottleneck"])
-def test_every_allocation_is_served_while_something_can_be_dropped(name: str) -> None:
+def test_every_allocation_is_served_while_something_can_be_dropped(name: str, device: str) -> None:
     model, x = built(name)
-    ours = converted(model)
+    ours, x = converted(model).to(device), x.to(device)
     expected = step(ours, x)
-    with brim.testing.inject_oom(at=1 << 40) as counting:
+    with brim.testing.inject_oom(at=1 << 40, device=device) as counting:
         step(ours, x)
     served = 0
     for at in range(1, counting.allocations + 1):
         brim.nn.reset_pressure()
-        with brim.testing.inject_oom(at=at) as injector:
+        with brim.testing.inject_oom(at=at, device=device) as injector:
             try:
                 assert equal(step(ours, x), expected)
                 served += 1

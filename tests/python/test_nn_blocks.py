@@ -17,7 +17,16 @@ from torch import Tensor, nn
 import brim
 from brim.nn._blocks import repeated_blocks
 
-from .test_nn_auto import Checkpointed, _without_onednn, drop_all, equal, peak_of, step  # noqa: F401
+from .test_nn_auto import (
+    DEVICES,
+    Checkpointed,
+    _without_onednn,  # noqa: F401
+    drop_all,
+    equal,
+    needs_cuda,
+    peak_of,
+    step,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -687,18 +696,18 @@ def test_threads() -> None:
     assert brim.nn.pressure().blocks >= 9
 
 
+@DEVICES
 @pytest.mark.usefixtures("_without_onednn")
-def test_every_allocation_of_a_step_may_fail() -> None:
+def test_every_allocation_of_a_step_may_fail(device: str) -> None:
     model, x = transformer(3, dropout=0.1)
-    x = x[:, :8]
-    ours = converted(model)
+    ours, x = converted(model).to(device), x[:, :8].to(device)
     expected = step(ours, x)
-    with brim.testing.inject_oom(at=1 << 40) as counting:
+    with brim.testing.inject_oom(at=1 << 40, device=device) as counting:
         step(ours, x)
     served = 0
     for at in range(1, counting.allocations + 1):
         brim.nn.reset_pressure()
-        with brim.testing.inject_oom(at=at):
+        with brim.testing.inject_oom(at=at, device=device):
             try:
                 assert equal(step(ours, x), expected)
                 served += 1
@@ -773,8 +782,6 @@ def test_nothing_is_held_longer_than_without() -> None:
 
 
 # -- On a GPU --------------------------------------------------------------------------------------
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def drop_all_on_cuda() -> None:

@@ -253,7 +253,7 @@ def test_units_of_fsdp(first: str) -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_on_two_ranks(tmp_path: Path) -> None:
+def test_fsdp_and_ddp_on_two_ranks(tmp_path: Path) -> None:
     imported("transformers")
     torchrun(Path(__file__).with_name("fsdp_job.py"), tmp_path)
     for rank in range(2):
@@ -265,6 +265,13 @@ def test_fsdp_on_two_ranks(tmp_path: Path) -> None:
                 assert ours == pytest.approx(losses, rel=1e-6)
                 torch.testing.assert_close(ours_parameters, parameters, rtol=1e-5, atol=1e-6)
                 assert convert == "auto" or ours_kept < 0.6 * kept
+        for kind in ("float32", "mixed", "ddp"):  # to the bit, whatever was dropped
+            (losses, _, parameters), (ours, _, ours_parameters) = (
+                results[kind, convert] for convert in ("kept", "auto")
+            )
+            assert ours == losses
+            assert all(map(torch.equal, ours_parameters, parameters))
+        assert results["ddp", "kept"][1] == 0 < results["ddp", "auto"][1]
 
 
 def test_copies_of_a_model(tmp_path: Any) -> None:

@@ -193,9 +193,9 @@ class Microbatches {
         detail::until_it_fits({.maxima = {&largest, 1},
                                .quanta = {&adapt.quantum, 1},
                                .options = adapt,
+                               .items = items,
                                .maxima_may_differ = true,
-                               .maxima_are_lengths = true,
-                               .counts_items = true},
+                               .maxima_are_lengths = true},
                               [&](std::span<const std::int64_t> values) {
                                 size_ = values.front();
                                 if (options_.check && size_ < items) {

@@ -28,6 +28,9 @@ struct Attempt {
   std::optional<std::int64_t> available{};  ///< bytes that it could use
   /// What it asked for, as long as its size has not settled. Not kept in files.
   std::shared_ptr<const Trace> trace{};
+  /// Bytes that were given up meanwhile, on any device, to be computed again (see
+  /// brim/nn/pressure.h). Not kept in files.
+  std::int64_t given_up = 0;
   std::int64_t calls = 1;  ///< the number of calls with these values and outcome, as remembered
   c10::Device device = c10::DeviceType::CPU;  ///< where the bytes were measured
   double seconds = 0.0;     ///< 0 where it was not timed, or ran in another process

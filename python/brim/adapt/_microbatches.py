@@ -42,7 +42,9 @@ class Microbatches:
     `step(batch)` leaves in `.grad` what the whole batch would have left, added to what was there,
     and returns the loss of the whole batch. If memory runs out, the batch is run again in smaller
     parts, with the same random state: the gradients are those of a run that had that size from the
-    start, to the bit. The size is worked out and remembered as `brim.maximize` does it.
+    start, to the bit. The size is worked out and remembered as `brim.maximize` does it. Where a
+    model with `recompute="auto"` drops values so that a part fits, smaller parts that drop nothing
+    are timed beside it, in about eight steps, and the faster ones stay.
 
     Args:
         loss_fn: a part -> its loss, a tensor of one element. What a mean divides by is read from
@@ -152,7 +154,11 @@ class Microbatches:
             restore.append((lambda: None, lambda _: self._pass.undo()))
         if restore:
             options["restore"] = restore
-        slots: dict[str, tuple[str, int]] = {"batch": ("batch", 0), "size": ("size", 1)}
+        slots: dict[str, tuple[str, int]] = {
+            "batch": ("batch", 0),
+            "size": ("size", 1),
+            "items": ("items", 2),
+        }
         self._adaptive = make(
             "maximize",
             self._attempt,
@@ -166,6 +172,7 @@ class Microbatches:
             quanta=[positive("q", q)],
             groups=[[0]],
             cut_dim=dim,
+            items=slots["items"],
             maxima_may_differ=True,
             maxima_are_lengths=True,
             foresee=self._foresight(options) if flag("foresee", foresee) else None,
@@ -278,9 +285,9 @@ class Microbatches:
     def _run_parts(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, Attempts]:
         most = self._items if self._most is None else min(self._most, self._items)
         if record:
-            loss, attempts = self._adaptive.record(batch, most)
+            loss, attempts = self._adaptive.record(batch, most, self._items)
         else:
-            loss, attempts = self._adaptive(batch, most), Attempts()
+            loss, attempts = self._adaptive(batch, most, self._items), Attempts()
         if self._reduces():
             loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
         if self._pools:
@@ -292,11 +299,11 @@ class Microbatches:
             self._pass.finish()
         return loss, attempts
 
-    def _attempt(self, batch: Any, size: int) -> torch.Tensor:
+    def _attempt(self, batch: Any, size: int, items: int) -> torch.Tensor:
         self._size = size
 
         def part(start: int, stop: int) -> Any:
-            if stop - start == self._items:
+            if stop - start == items:
                 return batch
             return self._split(batch, start, stop)
 
@@ -352,14 +359,13 @@ class Microbatches:
 
     def _foresight(self, options: Options) -> FirstSize:
         """Traces two parts: further ones need no more than the second, which meets gradients."""
-        loss_fn, split, length, scale = self._loss_fn, self._split, self._length, self._scale
+        loss_fn, split, scale = self._loss_fn, self._split, self._scale
         parameters = [] if self._model is None else list(self._model.parameters())
 
-        def two_parts(batch: Any, size: int) -> None:
+        def two_parts(batch: Any, size: int, items: int) -> None:
             before = [parameter.grad for parameter in parameters]
             for parameter in parameters:
                 parameter.grad = None
-            items = length(batch)
             for start in range(0, min(items, 2 * size), size):
                 stop = min(start + size, items)
                 result = loss_fn(batch if stop - start == items else split(batch, start, stop))

@@ -13,6 +13,7 @@
 #include "adapt/detail/running_calls.h"
 #include "adapt/detail/searching.h"
 #include "memory/backend.h"
+#include "memory/reclaim.h"
 
 namespace brim {
 namespace {
@@ -74,6 +75,7 @@ void AttemptMonitor::begin(bool new_size, bool record, std::shared_ptr<const Tra
   }
   HostLimit::begin_attempt();
   ended_elsewhere_ = calls_ended_elsewhere();
+  given_up_ = bytes_given_up();
   begun_ = std::chrono::steady_clock::now();
 }
 
@@ -115,6 +117,7 @@ Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
                   .held = held,
                   .left = room.allocated - held,
                   .available = room.allocated + room.free - held,
+                  .given_up = bytes_given_up() - given_up_,
                   .device = device,
                   .seconds = seconds.count(),
                   .repeats = needed_release_.has_value()};

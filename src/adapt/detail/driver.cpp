@@ -12,20 +12,33 @@
 
 #include "adapt/detail/attempt_monitor.h"
 #include "adapt/detail/meeting.h"
+#include "adapt/detail/part_trials.h"
 #include "adapt/detail/searching.h"
 #include "compat.h"
+#include "memory/reclaim.h"
 
 namespace brim::detail {
 namespace {
 
 using Values = Meeting::Values;
 
+/// Before and after an attempt, where its time is to be known: it is that of all its work, and of
+/// no other.
+void wait_if_timed(const PartTrials& trials, const AttemptMonitor& monitor,
+                   std::span<const std::int64_t> values) {
+  if (trials.is_timed(values.front())) {
+    wait_for(monitor.checkpoint().device());
+  }
+}
+
 /// What the attempt that fitted at these values showed. It is remembered.
 Attempt learn_fit(const MaximizeCall& call, const AdaptOptions& options,
-                  const AttemptHistory& known, AttemptMonitor& monitor,
+                  const AttemptHistory& known, AttemptMonitor& monitor, PartTrials& trials,
                   std::span<const std::int64_t> values) {
+  wait_if_timed(trials, monitor, values);
   Attempt fit = monitor.fitted(values);
-  fit.rate = rate(options, fit, call.counts_items);
+  trials.learn(fit);
+  fit.rate = rate(options, fit, call);
   learn(options, known, fit);
   if (monitor.needed_release()) {
     learn(options, known, *monitor.needed_release());
@@ -47,27 +60,48 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
                         begins_at_maxima(options);  // only: as one without a watcher
   AttemptHistory known =
       failure || observed ? AttemptHistory{} : recall(options, call.maxima.size(), true);
-  ParameterSearch search = make_search(call, options, known, checkpoint.device());
+  PartTrials trials(options, call.items, checkpoint.device());
+  ParameterSearch search = make_search(call, options, known, trials, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   for (bool repeats = false;; repeats = true) {
     if (!failure) {
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
+      wait_if_timed(trials, monitor, search.next());
       if (observed && !repeats) {
         monitor.begin_observed();
       } else {
         monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(search.next()),
                       still_moving(known.attempts), last_trace(known.attempts), search.expected());
       }
-      failure = attempt(search.next());
+      bool ends_trials = false;
+      try {
+        failure = attempt(search.next());
+      } catch (const std::exception&) {
+        ends_trials = trials.end_after_error(search.next().front());
+        if (!ends_trials) {
+          throw;
+        }
+      }
+      if (failure && trials.end_after_error(search.next().front())) {
+        monitor.failed(search.next(), *std::exchange(failure, std::nullopt));
+        ends_trials = true;
+      }
+      if (ends_trials) {  // the error is gone, and what it kept alive
+        if (saved) {
+          saved->put_back();
+        }
+        search = make_search(call, options, known, trials, monitor.checkpoint().device());
+        continue;
+      }
     }
     if (!failure && observed && !repeats) {
-      monitor.fitted(search.next());
+      trials.learn(monitor.fitted(search.next()));
       return;
     }
     if (!failure) {
-      learn_fit(call, options, known, monitor, search.next());
+      learn_fit(call, options, known, monitor, trials, search.next());
       return;
     }
     if (saved) {
@@ -83,7 +117,7 @@ void until_it_fits(const MaximizeCall& call, const AdaptOptions& options, Checkp
     if (search.finished() && !search.best()) {
       monitor.wait_for_others_or_give_up();
       known = recall(options, call.maxima.size(), true);
-      search = make_search(call, options, known, failed->device);
+      search = make_search(call, options, known, trials, failed->device);
     }
   }
 }
@@ -115,7 +149,8 @@ Values next_time(const MaximizeCall& call, const AdaptOptions& options, const At
     }
     next.maxima = maxima;
   }
-  return wish(next, options, make_search(next, options, known, fit.device).next());
+  const PartTrials trials(options, call.items, fit.device);
+  return wish(next, options, make_search(next, options, known, trials, fit.device).next());
 }
 
 /// The attempts of one rank. After each the ranks learn whether all have fitted at the same values.
@@ -127,7 +162,8 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
     checkpoint = Checkpoint(options);  // the copies are not the attempt's
   }
   AttemptHistory known = recall(options, call.maxima.size(), true);
-  ParameterSearch search = make_search(call, options, known, checkpoint.device());
+  PartTrials trials(options, call.items, checkpoint.device());
+  ParameterSearch search = make_search(call, options, known, trials, checkpoint.device());
   AttemptMonitor monitor(options, std::move(checkpoint));
   // The values of all ranks, and how far this one uses them.
   Values values = meeting.begins_with_lengths() ? Values() : meeting.agreed();
@@ -167,13 +203,14 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (repeats) {
         monitor.checkpoint().restore_random_state();
       }
+      wait_if_timed(trials, monitor, trying);
       monitor.begin(repeats ? !monitor.needed_release() : known.moves_to(trying),
                     still_moving(known.attempts), last_trace(known.attempts),
                     std::ranges::equal(trying, search.next()) ? search.expected() : std::nullopt);
       repeats = true;
       const std::optional<Failure> failure = attempt(trying);
       if (!failure) {
-        fit = learn_fit(call, options, known, monitor, trying);
+        fit = learn_fit(call, options, known, monitor, trials, trying);
         if (meeting.begins_with_lengths()) {
           return;  // a rank that failed has told the others
         }
@@ -185,22 +222,28 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       if (!failed) {
         continue;
       }
-      learn(options, known, *failed);
-      known.drop_foreign_bytes(*failed);
       if (cannot_repeat(options)) {
+        learn(options, known, *failed);
         give_up_inside(*failure);
       }
+      if (trials.end_after_error(trying.front())) {
+        search = make_search(call, options, known, trials, failed->device);
+        wanted = wish(call, options, search.next());
+        break;
+      }
+      learn(options, known, *failed);
+      known.drop_foreign_bytes(*failed);
       if (!search.record_elsewhere(*failed)) {
         // Agreed on when the maxima were others: go on from there.
         MaximizeCall lowered = call;
         lowered.maxima = trying;
-        search = make_search(lowered, options, known, failed->device);
+        search = make_search(lowered, options, known, trials, failed->device);
         search.record_elsewhere(*failed);
       }
       if (search.finished() && !search.best()) {
         monitor.wait_for_others_or_give_up();
         known = recall(options, call.maxima.size(), true);
-        search = make_search(call, options, known, failed->device);
+        search = make_search(call, options, known, trials, failed->device);
       }
       wanted = wish(call, options, search.next());
       break;
@@ -233,7 +276,17 @@ std::string description(const MaximizeCall& call, const AdaptOptions& options) {
 }  // namespace
 
 [[gnu::flatten]] BegunCall::BegunCall(const AdaptOptions& options, Checkpoint::Detail detail)
-    : running(options), checkpoint(options, detail) {}
+    : running(options), checkpoint(options, detail), given_up(bytes_given_up()) {}
+
+void note_pressure(const MaximizeCall& call, const BegunCall& begun) {
+  const std::int64_t given_up = bytes_given_up() - begun.given_up;
+  if (given_up == 0) [[likely]] {
+    return;
+  }
+  const AdaptOptions& options = call.all_options ? call.all_options() : call.options;
+  PartTrials(options, call.items, begun.checkpoint.device())
+      .learn({.values = {call.maxima.begin(), call.maxima.end()}, .given_up = given_up});
+}
 
 void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
                       std::optional<Failure>&& failure, TryValues attempt) {

@@ -85,7 +85,7 @@ class Parts {
  private:
   void record_fit(std::int64_t size) {
     Attempt fit = monitor_.fitted({&size, 1});
-    fit.rate = rate(options_, fit, true);
+    fit.rate = rate(options_, fit, size);
     if (timed_ || !learned_ || !says_the_same(*learned_, fit)) {
       learn(options_, known_, fit);
       learned_ = fit;

@@ -91,7 +91,8 @@ void check_options(const AdaptOptions& options) {
 }
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
-                            const AttemptHistory& known, c10::Device device) {
+                            const AttemptHistory& known, const PartTrials& trials,
+                            c10::Device device) {
   ParameterSearchOptions search{.strategy = options.strategy,
                                 .start = cannot_repeat(options) ? Start::probe : Start::at_upper,
                                 .groups = {call.groups.begin(), call.groups.end()},
@@ -110,18 +111,23 @@ ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& option
   }
   auto result = checked<ParameterSearch>(search);
   const bool timed = options.objective == Objective::throughput && search.parameters.size() == 1;
-  // Rates are known of calls that an objective of memory does not even measure, since nothing has
-  // failed yet: then their bytes must not make the size smaller.
+  // Calls are timed that an objective of memory does not even measure, since nothing has failed
+  // yet: then their bytes must not make the size smaller. Nor where calls gave values up, and would
+  // give up more: bytes do not limit them.
   std::vector<Attempt> attempts(call.foreseen.begin(), call.foreseen.end());
   attempts.insert(attempts.end(), known.attempts.begin(), known.attempts.end());
-  if (!timed || !std::ranges::all_of(attempts, &Attempt::fitted)) {
+  const bool gave_up =
+      std::ranges::any_of(attempts, [](const Attempt& attempt) { return attempt.given_up > 0; });
+  if (!(timed || gave_up || trials.any()) || !std::ranges::all_of(attempts, &Attempt::fitted)) {
     result.remember(attempts);
   }
-  if (timed) {
+  if (timed || trials.any()) {
     Parameter& only = search.parameters.front();
-    const std::int64_t largest = result.next().front();
-    only.maximum = throughput_choice(known.attempts, largest, only.lower, only.quantum);
-    if (only.maximum < largest) {
+    const std::int64_t by_bytes = result.next().front();
+    const std::int64_t largest = std::max(by_bytes, trials.largest(known.attempts, only.maximum));
+    only.maximum = timed ? throughput_choice(known.attempts, largest, only.lower, only.quantum)
+                         : trials.choose({only.lower, largest, only.quantum});
+    if (only.maximum != by_bytes) {
       return checked<ParameterSearch>(search);
     }
   }
@@ -189,10 +195,14 @@ std::string error_text(const std::exception_ptr& error) {
   }
 }
 
-double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items) {
+double rate(const AdaptOptions& options, const Attempt& attempt, std::int64_t done) {
   const bool timed = options.objective == Objective::throughput && attempt.seconds > 0;
-  const double done = counts_items ? static_cast<double>(attempt.size()) : 1.0;
-  return timed ? done / attempt.seconds : 0.0;
+  return timed ? static_cast<double>(done) / attempt.seconds : 0.0;
+}
+
+double rate(const AdaptOptions& options, const Attempt& attempt, const MaximizeCall& call) {
+  const std::int64_t done = call.counts_items ? attempt.size() : kOne;
+  return rate(options, attempt, call.items > 0 ? call.items : done);
 }
 
 bool cannot_repeat(const AdaptOptions& options) {

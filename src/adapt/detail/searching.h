@@ -13,6 +13,7 @@
 #include <string>
 
 #include "adapt/detail/attempt_history.h"
+#include "adapt/detail/part_trials.h"
 
 /// What the loops of `maximize` and `range` share.
 namespace brim::detail {
@@ -21,7 +22,8 @@ namespace brim::detail {
 void check_options(const AdaptOptions& options);
 
 ParameterSearch make_search(const MaximizeCall& call, const AdaptOptions& options,
-                            const AttemptHistory& known, c10::Device device);
+                            const AttemptHistory& known, const PartTrials& trials,
+                            c10::Device device);
 SizeSearch make_search(std::int64_t upper, const AdaptOptions& options, const AttemptHistory& known,
                        c10::Device device);
 
@@ -39,7 +41,8 @@ std::unique_ptr<SavedState> save_state(const AdaptOptions& options);
 std::string error_text(const std::exception_ptr& error);
 
 /// For Objective::throughput: items or calls per second; 0 else.
-double rate(const AdaptOptions& options, const Attempt& attempt, bool counts_items);
+double rate(const AdaptOptions& options, const Attempt& attempt, const MaximizeCall& call);
+double rate(const AdaptOptions& options, const Attempt& attempt, std::int64_t done);
 
 /// Whether the work has collectives inside, in which other ranks may wait for one that failed.
 bool cannot_repeat(const AdaptOptions& options);

@@ -72,7 +72,10 @@ std::int64_t Rehearsal::allocate(std::int64_t bytes) {
       return *number;
     }
     // As the allocators of the devices ask for it: what a budget lacks, or the whole request.
-    const std::int64_t lacks = model_.now().allocated + bytes - capacity_;
+    const AllocatorOptions& options = model_.options();
+    const std::int64_t lacks = options.kind == AllocatorKind::exact || options.beyond > 0
+                                   ? model_.now().allocated + bytes - capacity_
+                                   : 0;
     const std::int64_t missing = capacity_ == 0 ? std::numeric_limits<std::int64_t>::max()
                                  : lacks > 0    ? lacks
                                                 : bytes;

@@ -355,6 +355,7 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
   if (block.goes) {
     block.is_gone = true;
     counts.foreseen_bytes += bytes;
+    count_foreseen(bytes);
   }
   if (block.step == number_ && block.place < step_.size()) {
     step_[block.place].bytes = bytes;
@@ -468,6 +469,7 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, DeviceSlots& device, dou
     take_value(*slot);
     ++device.counts.foreseen;
     device.counts.foreseen_bytes += slot->bytes;
+    count_foreseen(slot->bytes);
   }
   device.add(*slot);
   return slot;

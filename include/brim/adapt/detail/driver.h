@@ -56,6 +56,9 @@ struct MaximizeCall {
   c10::function_ref<const AdaptOptions&()> all_options{};
   /// What was traced of the work on fake tensors.
   std::span<const Attempt> foreseen{};
+  /// How many items the work divides into parts of this size, all of them in one call; 0: it does
+  /// not. Then more parts may be faster than fewer that run under pressure.
+  std::int64_t items = 0;
   bool maxima_may_differ = false;   ///< on different ranks
   bool maxima_are_lengths = false;  ///< of this rank's own arguments: they limit no other rank
   bool counts_items = false;        ///< for Objective::throughput: items per second, not calls
@@ -68,6 +71,7 @@ struct BegunCall {
 
   RunningCall running;
   Checkpoint checkpoint;
+  std::int64_t given_up;  ///< bytes in this process until then; see Attempt
 };
 
 /// Whether the first attempt is at the maxima, and teaches nothing if it fits: nothing is known
@@ -91,6 +95,9 @@ inline bool may_run_unwatched(const AdaptOptions& options) noexcept {
 BRIM_API void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
                                std::optional<Failure>&& failure, TryValues attempt);
 
+/// After work in parts that fitted unwatched: remembers it if it ran under pressure.
+BRIM_API void note_pressure(const MaximizeCall& call, const BegunCall& begun);
+
 /// Calls `attempt` (as TryValues) until it fits, first with the maxima or with what is known to
 /// fit. Where nothing is known this costs some ten nanoseconds and allocates nothing, for which the
 /// first attempt is inline.
@@ -109,6 +116,9 @@ template <class Try>
   BegunCall begun(call.options, detail);
   std::optional<Failure> failure = unwatched ? attempt(call.maxima) : std::optional<Failure>();
   if (unwatched && !failure) [[likely]] {
+    if (call.items > 0) {
+      note_pressure(call, begun);
+    }
     return;
   }
   maximize_watched(call, std::move(begun.checkpoint), std::move(failure), attempt);
