@@ -148,7 +148,7 @@ void register_nn(py::module_& m) {
   m.def("pressure", [] {
     const nn::Pressure now = nn::pressure();
     return std::tuple(now.values, now.value_bytes, now.requests, now.dropped, now.dropped_bytes,
-                      now.foreseen, now.foreseen_bytes, now.recomputed, now.blocks);
+                      now.foreseen, now.foreseen_bytes, now.recomputed, now.blocks, now.seconds);
   });
   m.def("reset_pressure", nn::reset_pressure);
 }

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import brim
+from brim.nn._gated import rerun
 
 from .nn_families import FAMILIES, TEXT, imported, tokens
 from .nn_product_models import MODELS, Residual
@@ -443,6 +445,28 @@ def test_the_report_tells_what_was_given_up() -> None:
     assert found.dropped > 0
     assert found.blocks == 2
     assert f"giving up {found.dropped} values" in str(found)
+
+
+def test_the_time_that_this_took_is_told_and_counts_once() -> None:
+    """A chain of functions that wait: to compute its last value again takes those before it."""
+    waits: list[float] = []
+
+    def slow(x: Tensor) -> Tensor:
+        begin = time.perf_counter()
+        time.sleep(0.004)
+        waits.append(time.perf_counter() - begin)
+        return torch.tanh(x)
+
+    x = torch.randn(8, requires_grad=True)
+    for _ in range(3):
+        x = rerun(slow, x, recompute=2)
+    drop_all()
+    x.sum().backward()
+    found = brim.nn.pressure()
+    again = sum(waits[3:5])  # of the first two functions; those after that are the derivatives'
+    assert found.recomputed == 2
+    assert again <= found.seconds < 1.4 * again
+    assert f"in {found.seconds:.3f} s" in str(found)
 
 
 def test_convert_changes_the_level_of_a_model_and_restore_takes_it_back() -> None:

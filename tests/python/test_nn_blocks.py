@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -738,6 +739,14 @@ def test_where_there_is_room_blocks_are_not_held() -> None:
     gc.collect()
     with brim.budget(brim.memory_stats("cpu").allocated + int(1.1 * whole), "cpu"):
         assert kept_by(ours, x) == held[0]
+
+
+def test_the_time_of_blocks_is_told() -> None:
+    model, x = transformer(4)
+    ours = converted(model)
+    begin = time.perf_counter()
+    step(ours, x, drop_all)
+    assert 0 < brim.nn.pressure().seconds < time.perf_counter() - begin
 
 
 def test_under_pressure_blocks_are_held_in_every_step() -> None:

@@ -18,6 +18,7 @@ struct Pressure {
   std::int64_t foreseen_bytes = 0;
   std::int64_t recomputed = 0;  ///< values that backward computed again, without those of blocks
   std::int64_t blocks = 0;      ///< blocks of layers that ran again as a whole
+  double seconds = 0;           ///< that both took; on accelerators of what they have done by now
 };
 
 /// Thread-safe.

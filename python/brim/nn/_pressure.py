@@ -22,12 +22,14 @@ class Pressure(NamedTuple):
         foreseen_bytes: their bytes.
         recomputed: values that backward computed again, without those of blocks.
         blocks: blocks of layers that ran again as a whole.
+        seconds: what both took: on the CPU by the clock, on an accelerator the time between begin
+            and end in its queue, of the runs that are over there.
 
     Example:
         >>> import brim
-        >>> print(brim.nn.Pressure(0, 0, 2, 3, 3 << 20, 9, 9 << 20, 12, 0))
+        >>> print(brim.nn.Pressure(0, 0, 2, 3, 3 << 20, 9, 9 << 20, 12, 0, 0.04))
         2 allocations were served by giving up 3 values (3.00 MiB); 9 more (9.00 MiB) were not \
-kept, as earlier steps had shown; 12 were computed again
+kept, as earlier steps had shown; 12 were computed again, in 0.040 s
     """
 
     values: int
@@ -39,6 +41,7 @@ kept, as earlier steps had shown; 12 were computed again
     foreseen_bytes: int
     recomputed: int
     blocks: int
+    seconds: float
 
     def __str__(self) -> str:
         if not self.dropped and not self.foreseen:
@@ -48,7 +51,7 @@ kept, as earlier steps had shown; 12 were computed again
             f"{_several(self.requests, 'allocation')} served by giving up {self.dropped} values "
             f"({_C.format_bytes(self.dropped_bytes)}); {self.foreseen} more "
             f"({_C.format_bytes(self.foreseen_bytes)}) were not kept, as earlier steps had shown; "
-            f"{self.recomputed} were computed again{ran}"
+            f"{self.recomputed} were computed again{ran}, in {self.seconds:.3f} s"
         )
 
 

@@ -246,6 +246,7 @@ void Block::run_again() {
     }
     ++device.counts.blocks;
   }
+  const TimedAgain timed(state.device(), state.kind);
   const RunningBlock before = std::exchange(running_block(), {.block = this,
                                                               .slots = &slots,
                                                               .device = state.device(),

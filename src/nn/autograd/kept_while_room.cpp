@@ -1,5 +1,6 @@
 #include "nn/autograd/kept_while_room.h"
 
+#include <optional>
 #include <utility>
 
 #include "nn/autograd/node.h"
@@ -28,6 +29,10 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
 }
 
 at::Tensor KeptWhileRoom::get() const { return slot_ == nullptr ? at::Tensor() : value_of(*slot_); }
+
+TimedAgain KeptWhileRoom::timed() const noexcept {
+  return TimedAgain(slot_ == nullptr ? std::nullopt : std::optional(slot_->device));
+}
 
 void KeptWhileRoom::reset() noexcept {
   if (slot_ != nullptr) {

@@ -171,6 +171,7 @@ void DeviceSlots::note_gone(std::size_t step, std::size_t place) {
 
 void DeviceSlots::forget() {
   counts = {};
+  times.reset();
   plans_.clear();
   plan_ = nullptr;
   needs.clear();
@@ -474,6 +475,7 @@ Pressure pressure() {
     result.foreseen_bytes += counts.foreseen_bytes;
     result.recomputed += counts.recomputed;
     result.blocks += counts.blocks;
+    result.seconds += device.times.total();
     for (const Slot* slot = device.oldest(); slot != nullptr; slot = slot->after) {
       result.values += slot->value.defined() ? 1 : 0;
       result.value_bytes += slot->value.defined() ? slot->bytes : 0;

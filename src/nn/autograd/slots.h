@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "nn/autograd/step_plan.h"
+#include "nn/autograd/time_again.h"
 
 // All values that are kept while there is room. A step is the time from the first value of a device
 // until there is none left, or next to none.
@@ -68,6 +69,7 @@ class DeviceSlots {
  public:
   std::mutex mutex;
   Pressure counts;
+  AgainTimes times;
 
   /// The device's allocator asks for these values from now on, if it can. Without the lock.
   void begin(c10::Device on);
