@@ -151,6 +151,14 @@ void register_nn(py::module_& m) {
                       now.foreseen, now.foreseen_bytes, now.recomputed, now.blocks, now.seconds);
   });
   m.def("reset_pressure", nn::reset_pressure);
+  m.def("record_pressure", [](const py::function& work, const py::object& device) {
+    std::vector<std::tuple<Int, Int, Int, Int>> moments;
+    for (const nn::PressureMoment& each :
+         nn::record_pressure([&] { work(); }, resolve_device(device_argument(device)))) {
+      moments.emplace_back(each.held, each.given_up, each.dropped, each.again);
+    }
+    return moments;
+  });
 }
 
 }  // namespace brim::python

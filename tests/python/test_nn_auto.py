@@ -469,6 +469,45 @@ def test_the_time_that_this_took_is_told_and_counts_once() -> None:
     assert f"in {found.seconds:.3f} s" in str(found)
 
 
+@pytest.mark.parametrize("share", [0.35, 0.6])
+def test_a_recorded_step_shows_what_was_given_up_and_had_again(share: float) -> None:
+    model, x = deep()
+    ours = converted(model)
+    whole = peak_of(lambda: step(ours, x))
+    ours.zero_grad(set_to_none=True)
+    begin = brim.memory_stats("cpu").allocated
+    with brim.budget(begin + int(share * whole), "cpu") as budget:
+        for turn in range(4):
+            before = brim.nn.pressure()
+            record = brim.nn.record_pressure(step, ours, x, device="cpu")
+            after, moments = brim.nn.pressure(), record.moments
+            assert record.limit == budget.limit
+            assert max(moment.held for moment in moments) <= budget.limit
+            dropped = sum(moment.dropped for moment in moments)
+            assert dropped == after.dropped_bytes - before.dropped_bytes
+            assert turn in (1, 2) or (dropped > 0) == (turn == 0)  # it settles within three steps
+            kept_not = after.foreseen_bytes - before.foreseen_bytes
+            assert sum(moment.again for moment in moments) == dropped + kept_not
+            assert moments[-1].given_up == 0
+            assert moments[-1].held == brim.memory_stats("cpu").allocated
+            most = max(moment.held + moment.given_up for moment in moments)
+            assert 0.95 * whole < most - begin < (1.02 if turn == 0 else 1.2) * whole
+            ours.zero_grad(set_to_none=True)
+    free = brim.nn.record_pressure(step, ours, x, device="cpu").moments
+    assert not any(moment.given_up or moment.dropped or moment.again for moment in free)
+
+
+def test_one_recording_at_a_time() -> None:
+    def inner() -> None:
+        with pytest.raises(RuntimeError, match="are recorded already"):
+            brim.nn.record_pressure(torch.ones, 1, device="cpu")
+
+    assert brim.nn.record_pressure(inner, device="cpu").moments
+    with pytest.raises(ValueError, match="of the step"):
+        brim.nn.record_pressure(lambda: int("of the step"), device="cpu")
+    assert len(brim.nn.record_pressure(torch.ones, 1, device="cpu").moments) == 3
+
+
 def test_convert_changes_the_level_of_a_model_and_restore_takes_it_back() -> None:
     model, x = deep(2)
     brim.convert(model, recompute="cheap")
