@@ -108,7 +108,7 @@ class EventLog {
   std::uint64_t started_ = 0;           // the number of logs so far
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
-  std::atomic<std::size_t> size_{0};  // of these
+  std::atomic<std::size_t> size_{0};           // of these
   std::unordered_set<std::uintptr_t> blocks_;  // made while a log was open, and in use
   std::atomic<std::size_t> in_use_{0};         // how many
   bool is_too_long_ = false;
