@@ -82,7 +82,8 @@ struct Block::State {
   BlockSlots slots;
   Slot own;  // without a value: the step goes on for as long as the block is there
   std::function<void()> call;
-  std::mutex mutex;  // several threads of backward may ask
+  std::optional<TimedAgain> timed;  // its first run, where it is not known how long that takes
+  std::mutex mutex;                 // several threads of backward may ask
 };
 
 // -- What autograd saved -------------------------------------------------------------------------
@@ -179,6 +180,11 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   slots.goes =
       device.take_place(slots.step, slots.place, {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
+  const bool is_known = device.times.of(state.kind) != 0;
+  lock.unlock();
+  if (!is_known) {
+    state.timed.emplace(state.device(), state.kind, /*counts=*/false);
+  }
   running_block() = {
       .block = block.get(), .slots = &slots, .device = state.device(), .number = next_run()};
   return block;
@@ -187,6 +193,7 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
 void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_again) {
   running_block() = {};
   State& state = *state_;
+  state.timed.reset();
   BlockSlots& slots = state.slots;
   const bool can_go = run_again != nullptr && slots.is_untouched();
   for (const at::Tensor& tensor : reads) {

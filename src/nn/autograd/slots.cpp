@@ -124,6 +124,9 @@ void DeviceSlots::learn() {
   } else if (plan_ != nullptr) {
     plan_->has_served(backend_for(device_).retries(device_) != retries_);
   }
+  if (plan_ != nullptr) {
+    plan_->take_times([this](std::size_t part) { return times.of(part); });
+  }
 }
 
 void DeviceSlots::end_step() noexcept {

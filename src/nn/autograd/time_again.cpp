@@ -69,6 +69,12 @@ std::optional<AgainTimes::Events> AgainTimes::unused_events() {
   return events;
 }
 
+double AgainTimes::of(std::size_t kind) noexcept {
+  read();
+  const auto found = kinds_.find(kind);
+  return found != kinds_.end() ? found->second : 0;
+}
+
 double AgainTimes::total() noexcept {
   read();
   return total_;
@@ -76,13 +82,13 @@ double AgainTimes::total() noexcept {
 
 void AgainTimes::reset() { *this = {}; }
 
-TimedAgain::TimedAgain(std::optional<c10::Device> device, std::size_t kind) noexcept
+TimedAgain::TimedAgain(std::optional<c10::Device> device, std::size_t kind, bool counts) noexcept
     : device_(device), kind_(kind) {
   if (!device || (is_timed() && kind == 0)) {
     device_.reset();
     return;
   }
-  is_outer_ = !std::exchange(is_timed(), true);
+  is_outer_ = counts && !std::exchange(is_timed(), true);
   if (device->is_cpu()) {
     begin_ = std::chrono::steady_clock::now();
     return;
@@ -109,7 +115,9 @@ TimedAgain::~TimedAgain() {
   if (!device_) {
     return;
   }
-  is_timed() = !is_outer_;
+  if (is_outer_) {
+    is_timed() = false;
+  }
   try {
     DeviceSlots& slots = slots_of(*device_);
     if (device_->is_cpu()) {

@@ -30,6 +30,9 @@ class AgainTimes {
   /// To measure the next one with, if there are any that have served before.
   [[nodiscard]] std::optional<Events> unused_events();
 
+  /// How long such a block runs, in seconds; 0 if that is not known.
+  [[nodiscard]] double of(std::size_t kind) noexcept;
+
   /// In seconds, of all runs that are over.
   [[nodiscard]] double total() noexcept;
 
@@ -56,7 +59,9 @@ class TimedAgain {
  public:
   /// @param device none: nothing is measured
   /// @param kind of the block that runs; 0 for a single value
-  explicit TimedAgain(std::optional<c10::Device> device, std::size_t kind = 0) noexcept;
+  /// @param counts else it is only of interest how long such a block runs
+  explicit TimedAgain(std::optional<c10::Device> device, std::size_t kind = 0,
+                      bool counts = true) noexcept;
   ~TimedAgain();
   TimedAgain(const TimedAgain&) = delete;
   TimedAgain& operator=(const TimedAgain&) = delete;
