@@ -871,6 +871,23 @@ def test_cuda_random_lengths_under_a_budget() -> None:
 
 
 @needs_cuda
+def test_cuda_tells_the_time_and_records_a_step() -> None:
+    model, x = transformer()
+    ours, x = converted(model).cuda(), x.cuda()
+    step(ours, x, drop_all_on_cuda)
+    torch.cuda.synchronize()
+    first = brim.nn.pressure().seconds
+    assert 0 < first < 10
+    begin = time.perf_counter()
+    moments = brim.nn.record_pressure(step, ours, x, drop_all_on_cuda, device="cuda").moments
+    torch.cuda.synchronize()
+    assert first < brim.nn.pressure().seconds < first + time.perf_counter() - begin
+    dropped = sum(moment.dropped for moment in moments)
+    assert 0 < dropped <= sum(moment.again for moment in moments)
+    assert moments[-1].given_up == 0
+
+
+@needs_cuda
 def test_a_captured_step_holds_no_blocks() -> None:
     model, x = transformer(2)
     ours, x = converted(model).cuda(), x.cuda().requires_grad_()

@@ -124,7 +124,7 @@ void DeviceSlots::learn() {
   } else if (plan_ != nullptr) {
     plan_->has_served(backend_for(device_).retries(device_) != retries_);
   }
-  if (plan_ != nullptr) {
+  if (plan_ != nullptr && !backend_for(device_).is_capturing()) {  // events must not be asked then
     plan_->take_times([this](std::size_t part) { return times.of(part); });
   }
 }
