@@ -40,10 +40,10 @@ PressureMoment after(const PressureMoment& last, const PressureMark& mark) {
 std::vector<PressureMoment> record_pressure(const std::function<void()>& work, c10::Device device) {
   device = resolve_device(device);
   DeviceBackend& backend = backend_for(device);
-  EventLog* const log = backend.log();
+  const EventLog* const log = backend.log();
   TORCH_CHECK_NOT_IMPLEMENTED(log != nullptr, "allocations on ", device, " cannot be recorded");
   backend.prepare(device);
-  PressureMoment now{.held = backend.peak(device).current};
+  const PressureMoment begin{.held = backend.peak(device).current};
   TORCH_CHECK(!log->is_open(), "allocations on ", device, " are recorded already");
   AllocationLog allocations(device);
   PressureLog values(slots_of(device), *log);
@@ -53,7 +53,7 @@ std::vector<PressureMoment> record_pressure(const std::function<void()>& work, c
   const std::vector<AllocationEvent> events = allocations.take();
   TORCH_CHECK(is_empty || !events.empty(), "the step has too many allocations to be recorded");
 
-  std::vector<PressureMoment> moments{now};
+  std::vector<PressureMoment> moments{begin};
   auto mark = marks.begin();
   for (std::size_t place = 0; place <= events.size(); ++place) {
     const bool is_last = place == events.size();
