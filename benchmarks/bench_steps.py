@@ -162,15 +162,15 @@ def run_row(name: str, batch: str, device: str, rounds: int, width: int) -> None
 
 
 def main() -> None:
-    names, device, rounds = network_options(__doc__, NETWORKS, 12, "turns of each way")
+    options = network_options(__doc__, NETWORKS, 12, "turns of each way")
     width = 38
     cells_in_line(["network, precision, batch", "torch, ms", *WAYS], width)
     begin = time.perf_counter()
     for batch in SCALES:
-        for name in names:
-            run_row(name, batch, device, rounds, width)
+        for name in options.networks:
+            run_row(name, batch, options.device, options.rounds, width)
             gc.collect()
-            brim.release_cached(device)
+            brim.release_cached(options.device)
     print(f"{time.perf_counter() - begin:.0f} s in all")
 
 

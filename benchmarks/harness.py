@@ -178,22 +178,29 @@ def adaptive_peers() -> Iterator[tuple[str, Adaptive]]:
 
 
 def network_options(
-    about: str | None, networks: Iterable[str], rounds: int, what: str
-) -> tuple[list[str], str, int]:
-    """The networks, the device and the rounds that the command line asks for.
+    about: str | None,
+    networks: Iterable[str],
+    rounds: int,
+    what: str,
+    add_more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> argparse.Namespace:
+    """The `networks`, the `device` and the `rounds` that the command line asks for.
 
     Args:
         about: what the script is, in its first line.
         networks: the names of all.
         rounds: without `--rounds`.
         what: that number counts.
+        add_more: adds the options of this script.
     """
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("networks", nargs="*", help="parts of their names; default: all")
     parser.add_argument("--rounds", type=int, default=rounds, help=what)
     parser.add_argument("--device", help="cpu, cuda, …; default: the accelerator if there is one")
+    add_more(parser)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")  # of the frameworks
     parts = [part.lower() for part in options.networks or [""]]
-    names = [name for name in networks if any(part in name.lower() for part in parts)]
-    return names, options.device or brim.default_device().type, options.rounds
+    options.networks = [n for n in networks if any(part in n.lower() for part in parts)]
+    options.device = options.device or brim.default_device().type
+    return options

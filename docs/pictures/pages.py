@@ -20,6 +20,24 @@ def nearest(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
     return torch.cat([torch.cdist(part, y, p=1).amin(1) for part in x.split(batch_size)])
 
 
+def pressed(layers: int) -> brim.nn.PressureRecord:
+    """The first step of a transformer under half of its peak."""
+    layer = nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    brim.convert(model, recompute="auto")
+    x = torch.randn(8, 128, 64)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    step()
+    with brim.PeakMeter("cpu") as meter:
+        step()
+    with brim.budget(brim.memory_stats("cpu").allocated + meter.peak // 2, device="cpu"):
+        return brim.nn.record_pressure(step, device="cpu")
+
+
 def draw(folder: Path) -> None:
     """Draw all of them."""
     torch.manual_seed(0)
@@ -48,6 +66,8 @@ def draw(folder: Path) -> None:
     )
     images.eval().requires_grad_(False)[0].requires_grad_(True)
     brim.audit(images, torch.randn(8, 3, 32, 32)).plot(folder / "audit.svg")
+
+    pressed(layers=8).plot(folder / "pressure.svg")
 
     lengths = torch.randn(2000).mul(0.6).exp().mul(60).long().clamp(10, 300)
     sampler = PackedBatchSampler(lengths, 4096, cost="padded", shuffle=True, seed=0)

@@ -148,9 +148,17 @@ void register_nn(py::module_& m) {
   m.def("pressure", [] {
     const nn::Pressure now = nn::pressure();
     return std::tuple(now.values, now.value_bytes, now.requests, now.dropped, now.dropped_bytes,
-                      now.foreseen, now.foreseen_bytes, now.recomputed, now.blocks);
+                      now.foreseen, now.foreseen_bytes, now.recomputed, now.blocks, now.seconds);
   });
   m.def("reset_pressure", nn::reset_pressure);
+  m.def("record_pressure", [](const py::function& work, const py::object& device) {
+    std::vector<std::tuple<Int, Int, Int, Int>> moments;
+    for (const nn::PressureMoment& each :
+         nn::record_pressure([&] { work(); }, resolve_device(device_argument(device)))) {
+      moments.emplace_back(each.held, each.given_up, each.dropped, each.again);
+    }
+    return moments;
+  });
 }
 
 }  // namespace brim::python

@@ -29,6 +29,7 @@ class EventLog {
     }
     device_ = device;
     events_.clear();  // those of the parent in a forked process
+    size_.store(0, std::memory_order_relaxed);
     is_too_long_ = false;
     open_.store(++started_, std::memory_order_relaxed);
     return started_;
@@ -49,6 +50,9 @@ class EventLog {
   /// To be asked before an event is made, which takes time. Without ordering: note() asks again
   /// under the lock.
   [[nodiscard]] bool is_open() const { return open_.load(std::memory_order_relaxed) != 0; }
+
+  /// How many events the open log has.
+  [[nodiscard]] std::size_t size() const { return size_.load(std::memory_order_relaxed); }
 
   /// Whether to note that a block is freed: a log is open, or has seen blocks that are in use.
   [[nodiscard]] bool wants_frees() const {
@@ -71,6 +75,7 @@ class EventLog {
       }
       is_too_long_ = events_.size() == kMostEvents;
       events_.push_back(event);
+      size_.store(events_.size(), std::memory_order_relaxed);
       if (!event.freed && !event.refused) {
         blocks_.insert(event.address);
         in_use_.store(blocks_.size(), std::memory_order_relaxed);
@@ -103,6 +108,7 @@ class EventLog {
   std::uint64_t started_ = 0;           // the number of logs so far
   std::mutex mutex_;
   std::vector<AllocationEvent> events_;
+  std::atomic<std::size_t> size_{0};           // of these
   std::unordered_set<std::uintptr_t> blocks_;  // made while a log was open, and in use
   std::atomic<std::size_t> in_use_{0};         // how many
   bool is_too_long_ = false;

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import brim
+from brim.nn._gated import rerun
 
 from .nn_families import FAMILIES, TEXT, imported, tokens
 from .nn_product_models import MODELS, Residual
@@ -448,6 +450,67 @@ def test_the_report_tells_what_was_given_up() -> None:
     assert found.dropped > 0
     assert found.blocks == 2
     assert f"giving up {found.dropped} values" in str(found)
+
+
+def test_the_time_that_this_took_is_told_and_counts_once() -> None:
+    """A chain of functions that wait: to compute its last value again takes those before it."""
+    waits: list[float] = []
+
+    def slow(x: Tensor) -> Tensor:
+        begin = time.perf_counter()
+        time.sleep(0.004)
+        waits.append(time.perf_counter() - begin)
+        return torch.tanh(x)
+
+    x = torch.randn(8, requires_grad=True)
+    for _ in range(3):
+        x = rerun(slow, x, recompute=2)
+    drop_all()
+    x.sum().backward()
+    found = brim.nn.pressure()
+    again = sum(waits[3:5])  # of the first two functions; those after that are the derivatives'
+    assert found.recomputed == 2
+    assert again <= found.seconds < 1.4 * again
+    assert f"in {found.seconds:.3f} s" in str(found)
+
+
+@pytest.mark.parametrize("share", [0.35, 0.6])
+def test_a_recorded_step_shows_what_was_given_up_and_had_again(share: float) -> None:
+    model, x = deep()
+    ours = converted(model)
+    whole = peak_of(lambda: step(ours, x))
+    ours.zero_grad(set_to_none=True)
+    begin = brim.memory_stats("cpu").allocated
+    with brim.budget(begin + int(share * whole), "cpu") as budget:
+        for turn in range(4):
+            before = brim.nn.pressure()
+            record = brim.nn.record_pressure(step, ours, x, device="cpu")
+            after, moments = brim.nn.pressure(), record.moments
+            assert record.limit == budget.limit
+            assert max(moment.held for moment in moments) <= budget.limit
+            dropped = sum(moment.dropped for moment in moments)
+            assert dropped == after.dropped_bytes - before.dropped_bytes
+            assert turn in (1, 2) or (dropped > 0) == (turn == 0)  # it settles within three steps
+            kept_not = after.foreseen_bytes - before.foreseen_bytes
+            assert sum(moment.again for moment in moments) == dropped + kept_not
+            assert moments[-1].given_up == 0
+            assert moments[-1].held == brim.memory_stats("cpu").allocated
+            most = max(moment.held + moment.given_up for moment in moments)
+            assert 0.95 * whole < most - begin < (1.02 if turn == 0 else 1.2) * whole
+            ours.zero_grad(set_to_none=True)
+    free = brim.nn.record_pressure(step, ours, x, device="cpu").moments
+    assert not any(moment.given_up or moment.dropped or moment.again for moment in free)
+
+
+def test_one_recording_at_a_time() -> None:
+    def inner() -> None:
+        with pytest.raises(RuntimeError, match="are recorded already"):
+            brim.nn.record_pressure(torch.ones, 1, device="cpu")
+
+    assert brim.nn.record_pressure(inner, device="cpu").moments
+    with pytest.raises(ValueError, match="of the step"):
+        brim.nn.record_pressure(lambda: int("of the step"), device="cpu")
+    assert len(brim.nn.record_pressure(torch.ones, 1, device="cpu").moments) == 3
 
 
 def test_convert_changes_the_level_of_a_model_and_restore_takes_it_back() -> None:

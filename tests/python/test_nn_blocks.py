@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -749,6 +750,58 @@ def test_where_there_is_room_blocks_are_not_held() -> None:
         assert kept_by(ours, x) == held[0]
 
 
+def test_the_time_of_blocks_is_told() -> None:
+    model, x = transformer(4)
+    ours = converted(model)
+    begin = time.perf_counter()
+    step(ours, x, drop_all)
+    assert 0 < brim.nn.pressure().seconds < time.perf_counter() - begin
+
+
+def test_blocks_that_take_less_time_per_byte_go_in_later_steps() -> None:
+    """The oldest ones are slow, and would go first."""
+    runs: list[bool] = []
+
+    class Waiting(nn.Module):
+        def __init__(self, slow: bool) -> None:
+            super().__init__()
+            self.first, self.second, self.slow = nn.Linear(64, 64), nn.Linear(64, 64), slow
+
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(self.slow)
+            time.sleep(0.01 * self.slow)
+            return x + self.second(torch.sin(torch.cos(torch.sin(self.first(x)))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow = nn.ModuleList(Waiting(True) for _ in range(4))
+            self.fast = nn.ModuleList(Waiting(False) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.slow:
+                x = block(x)
+            x = x[:-8]  # equal bytes would be equal layers
+            for block in self.fast:
+                x = block(x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = converted(Model()), torch.randn(512, 64)
+    whole = peak_of(lambda: step(model, x))
+    model.zero_grad(set_to_none=True)
+    slow_again = []
+    with brim.budget(brim.memory_stats("cpu").allocated + int(0.8 * whole), "cpu"):
+        for _ in range(4):
+            runs.clear()
+            step(model, x)
+            assert len(runs) > 8
+            slow_again.append(sum(runs) - 4)
+            model.zero_grad(set_to_none=True)
+    assert slow_again[0] > 0
+    assert slow_again[-1] == 0
+
+
 def test_under_pressure_blocks_are_held_in_every_step() -> None:
     """What a step needed that did without values says nothing of what it would have needed."""
     model, _ = transformer(8)
@@ -822,6 +875,23 @@ def test_cuda_random_lengths_under_a_budget() -> None:
         for length, want in zip(lengths, expected, strict=True):
             assert equal(step(ours, longest[:, :length], autocast=True)[:2], want)
     assert brim.nn.pressure().blocks > 0
+
+
+@needs_cuda
+def test_cuda_tells_the_time_and_records_a_step() -> None:
+    model, x = transformer()
+    ours, x = converted(model).cuda(), x.cuda()
+    step(ours, x, drop_all_on_cuda)
+    torch.cuda.synchronize()
+    first = brim.nn.pressure().seconds
+    assert 0 < first < 10
+    begin = time.perf_counter()
+    moments = brim.nn.record_pressure(step, ours, x, drop_all_on_cuda, device="cuda").moments
+    torch.cuda.synchronize()
+    assert first < brim.nn.pressure().seconds < first + time.perf_counter() - begin
+    dropped = sum(moment.dropped for moment in moments)
+    assert 0 < dropped <= sum(moment.again for moment in moments)
+    assert moments[-1].given_up == 0
 
 
 @needs_cuda

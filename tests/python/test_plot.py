@@ -55,7 +55,14 @@ def attempts() -> Any:
         return work.record(batch_size=2048)[1]
 
 
-@pytest.mark.parametrize("kind", ["model", "audit", "estimate", "attempts", "report"])
+@pytest.fixture(scope="module")
+def pressure() -> brim.nn.PressureRecord:
+    moments = [(100, 0, 0, 0), (900, 0, 0, 0), (900, 300, 300, 0), (600, 300, 0, 0)]
+    moments += [(800, 300, 0, 0), (800, 0, 0, 300), (100, 0, 0, 0)]
+    return brim.nn.PressureRecord(tuple(map(brim.nn.PressureMoment._make, moments)), limit=1000)
+
+
+@pytest.mark.parametrize("kind", ["model", "audit", "estimate", "attempts", "report", "pressure"])
 def test_each_draws_into_axes_and_files_without_pyplot(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +124,21 @@ def test_a_model_of_batches_and_failures() -> None:
     assert most not in texts(model.plot().axes[0])
     with pytest.raises(ValueError, match="must be fitted"):
         brim.MemoryModel().plot()
+
+
+def test_a_step_under_pressure_shows_what_was_given_up(pressure: brim.nn.PressureRecord) -> None:
+    axes = pressure.plot().axes[0]
+    assert texts(axes)[0] == "Peak 900 B where 1.17 KiB would be held: up to 300 B given up"
+    assert {"held", "limit 1000 B", "dropped for an allocation", "computed again"} <= {*texts(axes)}
+    drops = next(line for line in axes.lines if line.get_marker() == "v")
+    assert drops.get_xydata().tolist() == [[pytest.approx(200 / 6), 900]]
+    long = brim.nn.PressureRecord(pressure.moments * 1000, limit=10**9)
+    axes = long.plot().axes[0]
+    assert max(len(line.get_xdata()) for line in axes.lines) <= 1000
+    assert texts(axes)[0] == texts(pressure.plot().axes[0])[0]
+    assert not any("limit" in text for text in texts(axes)), "far above"
+    nothing = brim.nn.PressureRecord(pressure.moments[:2], limit=1000)
+    assert texts(nothing.plot().axes[0])[0] == "Peak 900 B: nothing was given up"
 
 
 def test_an_audit_has_a_bar_per_layer_and_column(audit: brim.Audit) -> None:

@@ -17,7 +17,14 @@ Example:
 """
 
 from brim.nn import functional, modules
-from brim.nn._pressure import Pressure, pressure, reset_pressure
+from brim.nn._pressure import (
+    Pressure,
+    PressureMoment,
+    PressureRecord,
+    pressure,
+    record_pressure,
+    reset_pressure,
+)
 from brim.nn.audit import Audit, LayerAudit, assert_saved, audit
 from brim.nn.convert import ConversionReport, ConvertedLayer, convert, restore
 from brim.nn.modules import *  # noqa: F403
@@ -29,12 +36,15 @@ __all__ = [
     "ConvertedLayer",
     "LayerAudit",
     "Pressure",
+    "PressureMoment",
+    "PressureRecord",
     "Saving",
     "assert_saved",
     "audit",
     "convert",
     "functional",
     "pressure",
+    "record_pressure",
     "reset_pressure",
     "restore",
     "saving",

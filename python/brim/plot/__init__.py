@@ -18,7 +18,8 @@ from brim.plot._canvas import check_available
 from brim.plot._estimate import estimate
 from brim.plot._memory_model import memory_model
 from brim.plot._plan import plan
+from brim.plot._pressure import pressure
 from brim.plot.pages import audit_page as audit_page
 from brim.plot.pages import estimate_page as estimate_page
 
-__all__ = ["attempts", "audit", "check_available", "estimate", "memory_model", "plan"]
+__all__ = ["attempts", "audit", "check_available", "estimate", "memory_model", "plan", "pressure"]

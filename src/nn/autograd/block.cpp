@@ -92,7 +92,8 @@ struct Block::State {
   BlockSlots slots;
   Slot own;  // without a value: the step goes on for as long as the block is there
   std::function<void()> call;
-  std::mutex mutex;  // several threads of backward may ask
+  std::optional<TimedAgain> timed;  // its first run, where it is not known how long that takes
+  std::mutex mutex;                 // several threads of backward may ask
 };
 
 // -- What autograd saved -------------------------------------------------------------------------
@@ -198,6 +199,11 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   slots.goes =
       device.take_place(slots.step, slots.place, {.work = StepValue::kBlock, .part = state.kind});
   device.add(state.own);
+  const bool is_known = device.times.of(state.kind) != 0;
+  lock.unlock();
+  if (!is_known) {
+    state.timed.emplace(&device, state.kind, /*counts=*/false);
+  }
   running_block() = {.block = block.get(), .slots = &slots, .among = &device, .number = next_run()};
   return block;
 }
@@ -205,6 +211,7 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
 void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_again) {
   running_block() = {};
   State& state = *state_;
+  state.timed.reset();
   BlockSlots& slots = state.slots;
   const bool can_go = run_again != nullptr && slots.is_untouched();
   for (const at::Tensor& tensor : reads) {
@@ -271,6 +278,7 @@ void Block::run_again() {
     }
     ++device.counts.blocks;
   }
+  const TimedAgain timed(&device, state.kind);
   const RunningBlock before = std::exchange(
       running_block(),
       {.block = this, .slots = &slots, .among = &device, .number = next_run(), .is_again = true});

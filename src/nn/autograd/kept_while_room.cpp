@@ -1,5 +1,6 @@
 #include "nn/autograd/kept_while_room.h"
 
+#include <optional>
 #include <utility>
 
 #include "nn/autograd/node.h"
@@ -29,6 +30,10 @@ void KeptWhileRoom::set(const at::Tensor& value, double work) {
 }
 
 at::Tensor KeptWhileRoom::get() const { return slot_ == nullptr ? at::Tensor() : value_of(*slot_); }
+
+TimedAgain KeptWhileRoom::timed() const noexcept {
+  return TimedAgain(slot_ == nullptr ? nullptr : slot_->among);
+}
 
 void KeptWhileRoom::reset() noexcept {
   if (slot_ != nullptr) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "nn/autograd/time_again.h"
+
 namespace brim::nn {
 
 struct Slot;
@@ -25,6 +27,9 @@ class KeptWhileRoom {
 
   /// Without a place in the graph. Undefined if it was dropped, or written to since.
   [[nodiscard]] at::Tensor get() const;
+
+  /// For the scope in which it is computed again, where get() found that it was dropped.
+  [[nodiscard]] TimedAgain timed() const noexcept;
 
   void reset() noexcept;
 

@@ -72,6 +72,7 @@ class Operand {
     }
     if (!value.defined()) {
       TORCH_CHECK(origin_.is_valid(), torch::autograd::ERR_BACKWARD_TWICE);
+      const TimedAgain timed = while_room_.timed();
       value = strides_.empty() ? nn::recompute(origin_) : nn::recompute(origin_, strides_);
       again_.set(value);
     }

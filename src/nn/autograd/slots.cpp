@@ -147,6 +147,9 @@ void DeviceSlots::learn() {
   } else if (plan_ != nullptr) {
     plan_->has_served(backend_for(device_).retries(device_) != retries_);
   }
+  if (plan_ != nullptr && !backend_for(device_).is_capturing()) {  // events must not be asked then
+    plan_->take_times([this](std::size_t part) { return times.of(part); });
+  }
 }
 
 void DeviceSlots::end_step() noexcept {
@@ -208,6 +211,7 @@ void DeviceSlots::end_rehearsal() {
 
 void DeviceSlots::forget() {
   counts = {};
+  times.reset();
   plans_.clear();
   plan_ = nullptr;
   needs.clear();
@@ -255,6 +259,7 @@ void DeviceSlots::remove(Slot& slot) {
   if (slot.of != nullptr && slot.number < slot.of->values.size()) {
     slot.of->values[slot.number] = nullptr;
   }
+  note_again(slot);
   --live_;
   has_gone_back_ = true;
   if (oldest_ == nullptr) {
@@ -335,6 +340,7 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
     }
   }
   std::int64_t bytes = 0;
+  std::size_t releases = 0;
   for (const Slot* const each : block.values) {
     if (each == nullptr || !each->value.defined()) {
       continue;
@@ -350,6 +356,9 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
         dropped.push_back(take_value(*slot));
         ++counts.foreseen;
       }
+    }
+    if (block.goes) {
+      note_given_up(*slots.front(), PressureMark::What::not_kept, ++releases);
     }
   }
   if (block.goes) {
@@ -372,6 +381,7 @@ void DeviceSlots::keep_next_time(const BlockSlots& block) {
 std::int64_t DeviceSlots::drop(std::int64_t bytes) {
   std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
   std::int64_t freed = 0;
+  std::size_t releases = 0;
   const std::lock_guard lock(mutex);
   const BlockSlots* begun = nullptr;  // a block that runs again for one value gives the others, too
   for (const Memory& memory : droppable()) {
@@ -380,6 +390,7 @@ std::int64_t DeviceSlots::drop(std::int64_t bytes) {
     }
     begun = memory.block;
     freed += memory.slots.front()->bytes;
+    note_given_up(*memory.slots.front(), PressureMark::What::dropped, ++releases);
     for (Slot* const slot : memory.slots) {
       dropped.push_back(take_value(*slot));
       ++counts.dropped;
@@ -416,6 +427,33 @@ std::string DeviceSlots::given_up() {
          "model in blocks=";
 }
 
+// -- A recording ---------------------------------------------------------------------------------
+
+std::vector<PressureMark> DeviceSlots::record(const EventLog* log) {
+  const std::lock_guard lock(mutex);
+  log_ = log;
+  return std::exchange(marks_, {});
+}
+
+void DeviceSlots::mark(PressureMark::What what, std::int64_t bytes, std::size_t releases) noexcept {
+  if (log_ != nullptr && bytes > 0) {
+    try {
+      marks_.push_back({log_->size() + releases, what, bytes});
+    } catch (const std::bad_alloc&) {
+      // The recording does without it.
+    }
+  }
+}
+
+void DeviceSlots::note_given_up(Slot& slot, PressureMark::What why, std::size_t releases) noexcept {
+  slot.given_up = slot.bytes;
+  mark(why, slot.bytes, releases);
+}
+
+void DeviceSlots::note_again(Slot& slot) noexcept {
+  mark(PressureMark::What::again, std::exchange(slot.given_up, 0), 0);
+}
+
 // -- Slots ---------------------------------------------------------------------------------------
 
 namespace {
@@ -435,6 +473,7 @@ void give_again(RunningBlock& running, DeviceSlots& device, const at::Tensor& va
     TORCH_CHECK(!running.is_other, kOtherValues);
     slot->value = own;
     slot->version = version_of(value).version;
+    device.note_again(*slot);
   }
 }
 
@@ -467,6 +506,7 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, DeviceSlots& device, dou
   }
   if (goes) {
     take_value(*slot);
+    device.note_given_up(*slot, PressureMark::What::not_kept, 0);
     ++device.counts.foreseen;
     device.counts.foreseen_bytes += slot->bytes;
     count_foreseen(slot->bytes);
@@ -500,7 +540,7 @@ at::Tensor value_if_there(const Slot& slot) {
   return locked_value(slot);
 }
 
-at::Tensor value_of(const Slot& slot) {
+at::Tensor value_of(Slot& slot) {
   DeviceSlots& device = *slot.among;
   std::unique_lock lock(device.mutex);
   if (!slot.value.defined() && slot.of != nullptr && slot.of->is_gone && !slot.of->has_run) {
@@ -509,7 +549,10 @@ at::Tensor value_of(const Slot& slot) {
     lock.lock();
   }
   at::Tensor value = locked_value(slot);
-  device.counts.recomputed += value.defined() ? 0 : 1;
+  if (!value.defined()) {
+    ++device.counts.recomputed;
+    device.note_again(slot);
+  }
   return value;
 }
 
@@ -527,6 +570,7 @@ Pressure pressure() {
     result.foreseen_bytes += counts.foreseen_bytes;
     result.recomputed += counts.recomputed;
     result.blocks += counts.blocks;
+    result.seconds += device.times.total();
     for (const Slot* slot = device.oldest(); slot != nullptr; slot = slot->after) {
       result.values += slot->value.defined() ? 1 : 0;
       result.value_bytes += slot->value.defined() ? slot->bytes : 0;

@@ -15,7 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "memory/event_log.h"
 #include "nn/autograd/step_plan.h"
+#include "nn/autograd/time_again.h"
 
 // All values that are kept while there is room. A step is the time from the first value of a device
 // until there is none left, or next to none.
@@ -58,6 +60,7 @@ struct Slot {
   BlockSlots* of = nullptr;      // that block's
   std::size_t number = 0;        // among its values
   std::size_t shape = 0;         // of a value that is gone
+  std::int64_t given_up = 0;     // bytes that are free because it is gone; until it is had again
   // In the list, from the oldest to the newest.
   Slot* before = nullptr;
   Slot* after = nullptr;
@@ -65,11 +68,19 @@ struct Slot {
   [[nodiscard]] bool is_blocks() const { return work == StepValue::kBlock; }
 };
 
+/// Something that happened to values while a step is recorded.
+struct PressureMark {
+  std::size_t place = 0;  // the number of allocations and releases before
+  enum class What : std::uint8_t { dropped, not_kept, again } what = What::dropped;
+  std::int64_t bytes = 0;
+};
+
 /// The values of one device.
 class DeviceSlots {
  public:
   std::mutex mutex;
   Pressure counts;
+  AgainTimes times;
 
   /// The device's allocator asks for these values from now on, if it can. Without the lock.
   void begin(c10::Device on);
@@ -111,6 +122,9 @@ class DeviceSlots {
   /// Those of a rehearsal (brim/nn/rehearsal.h): its memory is only modelled.
   [[nodiscard]] bool are_rehearsed() const;
 
+  /// Since begin().
+  [[nodiscard]] c10::Device device() const { return device_; }
+
   /// The end of a rehearsal: all values go, and nothing is known of its steps.
   void end_rehearsal();
 
@@ -119,6 +133,17 @@ class DeviceSlots {
 
   /// Forgets what steps needed.
   void forget();
+
+  /// From here on all that happens to values is noted, with its place in the open log; null: no
+  /// longer.
+  std::vector<PressureMark> record(const EventLog* log);
+
+  /// The value of this slot, and all that share its memory, are gone.
+  /// @param releases how many there will be until its own, with that one; 0: the memory is in use
+  void note_given_up(Slot& slot, PressureMark::What why, std::size_t releases) noexcept;
+
+  /// It is had again, or no longer needed.
+  void note_again(Slot& slot) noexcept;
 
  private:
   /// Values that share their memory: it is freed when all of them are gone.
@@ -140,6 +165,7 @@ class DeviceSlots {
   void end_step() noexcept;
   [[nodiscard]] bool is_planned(std::size_t place, const StepValue& value);
   void note_gone(std::size_t step, std::size_t place);
+  void mark(PressureMark::What what, std::int64_t bytes, std::size_t releases) noexcept;
 
   std::atomic<bool> has_begun_{false};
   c10::Device device_ = c10::DeviceType::CPU;
@@ -161,6 +187,8 @@ class DeviceSlots {
   // By the shape of a step's first value, and the limit in force; then by where it differs from the
   // plan for that.
   std::unordered_map<std::size_t, StepPlan> plans_;
+  const EventLog* log_ = nullptr;  // while a step is recorded
+  std::vector<PressureMark> marks_;
 };
 
 /// Those of the CPU, or of an accelerator.
@@ -215,6 +243,6 @@ void end_slot(std::unique_ptr<Slot> slot) noexcept;
 
 /// Without a place in the graph; undefined if it is gone, or was written to. Where its block is
 /// gone, that runs again before.
-[[nodiscard]] at::Tensor value_of(const Slot& slot);
+[[nodiscard]] at::Tensor value_of(Slot& slot);
 
 }  // namespace brim::nn

@@ -1,6 +1,7 @@
 #include "nn/autograd/step_plan.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 namespace brim::nn {
@@ -14,7 +15,8 @@ std::vector<StepValue*> by_work(Step& step) {
   for (StepValue& value : step) {
     values.push_back(&value);
   }
-  std::ranges::stable_sort(values, {}, &StepValue::work);
+  std::ranges::stable_sort(
+      values, {}, [](const StepValue* value) { return std::pair(value->work, value->seconds); });
   return values;
 }
 
@@ -57,6 +59,33 @@ void StepPlan::make_of(Step&& step) {
   step_ = std::move(step);
   choose_again(step_);
   be_patient();
+  is_timed_ = false;
+}
+
+void StepPlan::take_times(const std::function<double(std::size_t)>& seconds_of) {
+  if (is_timed_) {
+    return;
+  }
+  // Of blocks with the same bytes, which are layers that the model repeats, the mean: else the
+  // clock would choose among equals, of which the oldest go best.
+  std::unordered_map<std::int64_t, std::pair<double, double>> sums;  // seconds, and bytes
+  for (const StepValue& value : step_) {
+    if (value.is_block() && value.bytes > 0) {
+      const double seconds = seconds_of(value.part);
+      if (seconds == 0) {
+        return;
+      }
+      sums[value.bytes].first += seconds;
+      sums[value.bytes].second += static_cast<double>(value.bytes);
+    }
+  }
+  is_timed_ = true;
+  for (StepValue& value : step_) {
+    if (value.is_block() && value.bytes > 0) {
+      value.seconds = sums[value.bytes].first / sums[value.bytes].second;
+    }
+  }
+  choose_again(step_);
 }
 
 void StepPlan::has_served(bool barely) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct StepValue {
   double work = 0;       // to compute it again, per byte
   bool goes = false;     // it was given up
   std::size_t part = 0;  // of the model, and the shapes it got: of a block
+  double seconds = 0;    // per byte, in which such a block runs; 0 until all of them are known
 
   [[nodiscard]] bool is_block() const { return work == kBlock; }
 };
@@ -36,6 +38,10 @@ class StepPlan {
   /// least to be computed again.
   void make_of(Step&& step);
 
+  /// Once it is known how long all blocks run, those go that take least per byte.
+  /// @param seconds_of gives that for a part; 0 if it is not known yet
+  void take_times(const std::function<double(std::size_t)>& seconds_of);
+
   /// A step went as planned.
   /// @param barely whether the device's allocator had to make room for it
   void has_served(bool barely);
@@ -44,6 +50,7 @@ class StepPlan {
   void be_patient();
 
   Step step_;
+  bool is_timed_ = false;
   int served_ = 0;         // steps in a row that needed no more
   int patience_ = 16;      // how many of these before it is tried with less
   bool is_tried_ = false;  // with less than was needed once

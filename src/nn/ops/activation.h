@@ -212,6 +212,7 @@ class ActivationNode final : public SavingNode {
       if (value.defined()) {
         return kGradReadsOutput ? in_graph(value) : with_history(value, next_edge(0));
       }
+      const TimedAgain timed = while_room_.timed();
       const Edge& origin = next_edge(0);
       if constexpr (!kGradReadsOutput) {
         value = input_again(origin);

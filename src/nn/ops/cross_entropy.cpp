@@ -148,7 +148,11 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
       TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
       const at::Tensor kept = with_history(while_room_.get(), origin_);
       is_recomputed_ = !kept.defined();
-      return is_recomputed_ ? nn::recompute(origin_) : kept;
+      if (!is_recomputed_) {
+        return kept;
+      }
+      const TimedAgain timed = while_room_.timed();
+      return nn::recompute(origin_);
     }
     try {
       return logits_.take();

@@ -271,7 +271,18 @@ TEST(Convert, AutomaticLayersKeepEverythingUntilMemoryIsShort) {
   EXPECT_GT(found.dropped_bytes, 0);
   EXPECT_GT(found.foreseen, 0) << "the second step knew";
   EXPECT_GT(found.recomputed, 0);
+  EXPECT_GT(found.seconds, 0);
   EXPECT_EQ(found.values, 0) << "no graph is left";
+
+  const Budget budget(memory_stats(at::kCPU).allocated + peak / 2, at::kCPU);
+  std::int64_t most = 0;
+  std::int64_t given_up = 0;
+  for (const PressureMoment& moment : record_pressure([&] { gradient(); }, at::kCPU)) {
+    most = std::max(most, moment.held);
+    given_up = std::max(given_up, moment.given_up);
+  }
+  EXPECT_LE(most, budget.limit());
+  EXPECT_GT(given_up, 0);
 }
 
 std::vector<Sequential> normalised_layers() {
