@@ -61,6 +61,8 @@ struct MicrobatchOptions {
 /// one that does not is refused, as far as a few items show it.
 /// After out of memory the whole batch is run again in smaller parts, with the same random state:
 /// the gradients are those of a run that had that size from the start, to the bit.
+/// Where layers drop values so that a part fits (brim/nn/pressure.h), smaller parts that drop
+/// nothing are timed beside it in some steps, and the faster ones stay.
 ///
 /// Belongs to one thread at a time.
 template <class LossFunction>

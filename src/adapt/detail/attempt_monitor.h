@@ -93,7 +93,7 @@ class AttemptMonitor {
   std::optional<AllocationLog> log_;
   std::optional<AllocationLog> host_log_;  // beside an accelerator's, where both are watched
   std::chrono::steady_clock::time_point begun_;
-  std::int64_t given_up_ = 0;  // in this process, when the attempt began
+  std::int64_t given_up_ = 0;      // in this process, when the attempt began
   std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;
   std::optional<c10::Device> failed_on_;
