@@ -1,6 +1,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/TracerMode.h>
 #include <ATen/core/Tensor.h>
+#include <brim/memory/stats.h>
 #include <brim/nn/pressure.h>
 #include <brim/nn/rerun.h>
 #include <brim/nn/subclasses.h>
