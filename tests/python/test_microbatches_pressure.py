@@ -82,7 +82,7 @@ class Program:
 # What has to go is computed again by running a layer again, which takes the time of its items.
 @pytest.mark.parametrize(
     ("per_item", "per_part", "fastest"),
-    [(5e-4, 0.0, ITEMS // 2), (0.0, 0.02, ITEMS)],
+    [(2e-3, 0.0, ITEMS // 2), (0.0, 0.05, ITEMS)],
     ids=["another part is cheaper", "recomputation is cheaper"],
 )
 def test_the_faster_one_is_found_and_stays(per_item: float, per_part: float, fastest: int) -> None:
@@ -118,7 +118,7 @@ def test_without_pressure_nothing_is_tried() -> None:
 
 
 def test_another_budget_and_another_batch_are_measured_anew() -> None:
-    program = Program(0.62, per_part=0.005)
+    program = Program(0.62, per_part=0.05)
     assert program.run(9)[-1] == ITEMS
     assert program.run(3, ITEMS // 4) == [ITEMS // 4] * 3  # fits as it is
     program.limit = program.need(ITEMS, 0.58)
@@ -167,7 +167,7 @@ def test_an_interrupt_in_a_trial_is_one() -> None:
 
 
 def test_parts_that_must_be_cut_are_compared_too() -> None:
-    program = Program(0.3, per_part=0.002)
+    program = Program(0.3, per_part=0.02)
     sizes = program.run(14)
     assert sizes[0] < ITEMS
     assert len(set(sizes)) > 1

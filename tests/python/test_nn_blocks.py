@@ -818,6 +818,27 @@ def test_under_pressure_blocks_are_held_in_every_step() -> None:
     assert min(held) > 0
 
 
+def test_where_single_values_suffice_blocks_are_not_held() -> None:
+    """Until these do not: then blocks are held again, and go."""
+    model, _ = transformer(6)
+    x = torch.randn(16, 32, 16)
+    ours, kept = converted(model), converted(model, blocks=())
+    expected = step(kept, x)
+    whole = peak_of(lambda: step(kept, x))
+    gc.collect()
+    held = brim.memory_stats("cpu").allocated
+    with brim.budget(held + int(0.9 * whole), "cpu"):
+        assert kept_by(ours, x) > 2 * kept_by(kept, x)
+        for _ in range(8):
+            step(ours, x)
+        assert kept_by(ours, x) <= kept_by(kept, x)
+        assert equal(expected, step(ours, x))
+        assert brim.nn.pressure().dropped > 0
+    with brim.budget(held + int(0.5 * whole), "cpu"):
+        assert equal(expected, step(ours, x))
+    assert brim.nn.pressure().blocks > 0
+
+
 def kept_by(model: nn.Module, x: Tensor) -> int:
     """How many values could be given up between forward and backward."""
     counts: list[int] = []

@@ -47,8 +47,9 @@ class BRIM_API Block : public std::enable_shared_from_this<Block> {
   [[nodiscard]] static bool can_begin(const std::vector<at::Tensor>& inputs);
 
   /// Whether memory may run out before the backward of a call like this: not if there was room for
-  /// the last ones of this part with inputs of these shapes, and now is for a quarter more. To hold
-  /// what autograd saves takes time.
+  /// the last ones of this part with inputs of these shapes, and now is for a quarter more; nor if
+  /// steps like this one have settled without a block that went. To hold what autograd saves takes
+  /// time.
   /// @param part identifies the part of the model
   [[nodiscard]] static bool may_run_short(const void* part, const std::vector<at::Tensor>& inputs);
 

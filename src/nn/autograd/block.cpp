@@ -166,8 +166,13 @@ bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& input
   }
   const std::int64_t limit = budget_in_force(on).value_or(0);
   const std::int64_t held = backend_for(on).peak(on).current;
+  device.begin(on);
   std::unique_lock lock(device.mutex);
-  const auto known = device.needs.find(hash_of(part, inputs, limit));
+  const std::size_t kind = hash_of(part, inputs, limit);
+  if (device.passes_block(lock, first_of(inputs), kind)) {
+    return false;
+  }
+  const auto known = device.needs.find(kind);
   if (known == device.needs.end()) {
     return true;
   }

@@ -103,7 +103,7 @@ void DeviceSlots::begin(c10::Device on) {
 /// What is left of a step may be what its backward had no use for, and the program still holds.
 bool DeviceSlots::is_between_steps() const {
   constexpr std::size_t kNextToNone = 8;
-  return oldest_ == nullptr || (has_gone_back_ && kNextToNone * live_ <= most_live_);
+  return oldest_ == nullptr ? step_.empty() : has_gone_back_ && kNextToNone * live_ <= most_live_;
 }
 
 void DeviceSlots::begin_step_if_none(std::unique_lock<std::mutex>& lock, const at::Tensor& first) {
@@ -186,6 +186,20 @@ bool DeviceSlots::take_place(std::size_t& step, std::size_t& place, const StepVa
     step_.back().goes = goes;
   }
   return goes;
+}
+
+bool DeviceSlots::passes_block(std::unique_lock<std::mutex>& lock, const at::Tensor& first,
+                               std::size_t kind) {
+  if (plans_.empty()) {
+    return false;
+  }
+  begin_step_if_none(lock, first);
+  if (plan_ == nullptr || !plan_->spares_blocks()) {
+    return false;
+  }
+  std::size_t step = 0;
+  std::size_t place = 0;
+  return !take_place(step, place, {.work = StepValue::kBlock, .part = kind});
 }
 
 void DeviceSlots::note_gone(std::size_t step, std::size_t place) {

@@ -92,6 +92,10 @@ class DeviceSlots {
   /// @returns whether the plan says that it goes
   bool take_place(std::size_t& step, std::size_t& place, const StepValue& value);
 
+  /// Whether a block need not be held, by the plan of the step that runs, or begins with it. Then
+  /// it takes its place in the step. @param kind of the block
+  bool passes_block(std::unique_lock<std::mutex>& lock, const at::Tensor& first, std::size_t kind);
+
   /// At the end of a block that can go: it does, if that is planned.
   /// @param dropped its values, to be freed without the lock
   void end_block(BlockSlots& block, std::vector<at::Tensor>& dropped);

@@ -53,6 +53,22 @@ void change_a_little(Step& step, bool keeps) {
   }
 }
 
+bool is_enough_without_blocks(const Step& step) {
+  std::int64_t all = 0;
+  std::int64_t kept = 0;
+  for (const StepValue& value : step) {
+    if (value.is_block()) {
+      if (value.goes) {
+        return false;
+      }
+    } else {
+      all += value.bytes;
+      kept += value.goes ? 0 : value.bytes;
+    }
+  }
+  return 4 * kept >= all;
+}
+
 }  // namespace
 
 void StepPlan::make_of(Step&& step) {
@@ -97,6 +113,8 @@ void StepPlan::has_served(bool barely) {
     served_ = 0;
     is_tried_ = true;
   }
+  constexpr int kSettled = 3;
+  spares_blocks_ = (is_tried_ || served_ >= kSettled) && is_enough_without_blocks(step_);
 }
 
 void StepPlan::be_patient() {
@@ -104,6 +122,7 @@ void StepPlan::be_patient() {
     patience_ = std::min(2 * patience_, kMostPatience);
   }
   served_ = 0;
+  spares_blocks_ = false;
 }
 
 }  // namespace brim::nn

@@ -46,11 +46,16 @@ class StepPlan {
   /// @param barely whether the device's allocator had to make room for it
   void has_served(bool barely);
 
+  /// Whether blocks need not be held, which takes time: none goes, nothing more had to go for some
+  /// steps, and if it had to, a quarter of the single values is there for that.
+  [[nodiscard]] bool spares_blocks() const { return spares_blocks_; }
+
  private:
   void be_patient();
 
   Step step_;
   bool is_timed_ = false;
+  bool spares_blocks_ = false;
   int served_ = 0;         // steps in a row that needed no more
   int patience_ = 16;      // how many of these before it is tried with less
   bool is_tried_ = false;  // with less than was needed once
