@@ -195,16 +195,23 @@ void Snapshot::add_tensor(PyObject* value) {
   }
   const bool has_past =
       (THPVariable_CheckExact(value) || nn::is_rehearsed(tensor)) && tensor.grad_fn() != nullptr;
-  if (has_past) {
-    const py::object alone = owned(THPVariable_Wrap(nn::Block::without_past(tensor)));
-    add_itself(alone.ptr());
-  } else {
+  if (!has_past) {
     add_itself(value);
+    return;
   }
+  PyObject*& alone = alone_[value];
+  if (alone != nullptr) {
+    add_itself(alone);
+    return;
+  }
+  const py::object made = owned(THPVariable_Wrap(nn::Block::without_past(tensor)));
+  add_itself(made.ptr());
+  alone = made.ptr();
 }
 
 std::optional<std::vector<at::Tensor>> Snapshot::take_unchanged() {
   known_.clear();
+  alone_.clear();
   std::vector<at::Tensor> found;
   found.reserve(parts_.size());
   for (Part& part : std::exchange(parts_, {})) {

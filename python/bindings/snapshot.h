@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -94,6 +95,9 @@ class Snapshot {
   std::vector<Part> parts_;
   std::vector<PyObject*> modules_;         // while they are found
   std::unordered_set<const void*> known_;  // modules, lists and dicts
+  // Tensors, and what stands for them without their past: one that comes twice stays one, since
+  // code asks `if query is key` (nn.MultiheadAttention does).
+  std::unordered_map<const void*, PyObject*> alone_;
   bool are_statistics_ = false;            // what is added now
 };
 

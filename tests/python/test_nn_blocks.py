@@ -247,6 +247,35 @@ def test_what_a_block_is_given_may_change_afterwards() -> None:
     assert brim.nn.pressure().blocks == 4
 
 
+def test_a_tensor_that_is_given_twice_is_one() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.out = nn.Linear(16, 16)
+
+        def forward(self, query: Tensor, others: dict[str, Tensor]) -> Tensor:
+            # Other products where these are one tensor.
+            mixed = self.attention(query, others["key"], others["value"], need_weights=False)[0]
+            return torch.sin(self.out(mixed))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Attends() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x, {"key": x, "value": x})
+            return x
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(4, 8, 16, requires_grad=True).tanh()
+    expected = step(converted(model, blocks=()), x)
+    assert equal(step(converted(model), x, drop_all), expected)
+    assert brim.nn.pressure().blocks == 3
+
+
 def test_a_block_that_writes_to_its_input_is_kept() -> None:
     class Writes(Layer):
         def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
