@@ -4,6 +4,7 @@
 #include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -232,14 +233,14 @@ class Snapshot::Copier {
     for (const Entry& entry : entries) {
       if (entry.kind == Kind::module) {
         auto* const type = reinterpret_cast<PyTypeObject*>(entry.held);
-        made_.try_emplace(entry.which,
-                          owned(PyBaseObject_Type.tp_new(type, py::tuple().ptr(), nullptr)));
+        const auto [made, is_new] = made_.try_emplace(
+            entry.which, owned(PyBaseObject_Type.tp_new(type, py::tuple().ptr(), nullptr)));
+        modules_.push_back(made->second);
       }
     }
   }
 
   Copies copy() {
-    const py::object first = made_.at(entries_.front().which);
     while (entries_[next_].kind == Kind::module) {
       const Entry& entry = entries_[next_++];
       const py::dict attributes;
@@ -249,7 +250,8 @@ class Snapshot::Copier {
       }
     }
     py::object args = next();
-    return {first, std::move(args), next()};
+    py::object kwargs = next();
+    return {std::move(modules_), std::move(args), std::move(kwargs)};
   }
 
  private:
@@ -302,8 +304,30 @@ class Snapshot::Copier {
   const std::vector<Entry>& entries_;
   std::size_t next_ = 0;
   std::unordered_map<const void*, py::object> made_;  // of modules, lists and dicts
+  std::vector<py::object> modules_;
 };
 
 Snapshot::Copies Snapshot::copies() const { return Copier(entries_).copy(); }
+
+void Snapshot::end(Copies copies) const {
+  std::vector<py::weakref> left;
+  for (const py::object& module : copies.modules) {
+    left.emplace_back(module);
+  }
+  copies = {};
+  if (std::ranges::all_of(left, [](const py::weakref& each) { return each().is_none(); })) {
+    return;
+  }
+  const Copies anew = this->copies();
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const py::object module = left[i]();
+    const py::object attributes =
+        owned(PyDict_Copy(attributes_of(anew.modules[i].ptr()).ptr()));
+    if (!module.is_none() &&
+        PyObject_GenericSetDict(module.ptr(), attributes.ptr(), nullptr) != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
 
 }  // namespace brim::python

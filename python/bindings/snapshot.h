@@ -48,11 +48,16 @@ class Snapshot {
   /// Lists, dicts, tuples and modules are new, also in bound methods, tensors have no past, and
   /// anything else is itself.
   struct Copies {
-    pybind11::object module;
-    pybind11::object args;    // a tuple
-    pybind11::object kwargs;  // a dict
+    std::vector<pybind11::object> modules;  // the one that is called, and those inside of it
+    pybind11::object args;                  // a tuple
+    pybind11::object kwargs;                // a dict
   };
   [[nodiscard]] Copies copies() const;
+
+  /// After the call with them: modules that lead back to themselves, as those that hold one of
+  /// their methods do, wait for the garbage collector. Until then they do without what the call
+  /// left in them, which may be all that it computed.
+  void end(Copies copies) const;
 
  private:
   class Copier;

@@ -394,6 +394,40 @@ def test_attributes_that_a_forward_sets_hold_no_second_graph() -> None:
         del layer.seen
 
 
+def test_modules_that_lead_back_to_themselves_hold_no_second_graph() -> None:
+    class Cycle(Layer):
+        def __init__(self) -> None:
+            super().__init__(16)
+            self.sine, self.log = self.of, list[Tensor]()  # its own method
+
+        def of(self, x: Tensor) -> Tensor:
+            self.seen = torch.sin(x)
+            self.log.append(self.seen)
+            return self.seen
+
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return super().forward(self.sine(x), scale)
+
+    torch.manual_seed(0)
+    ours, x = converted(nn.Sequential(*(Cycle() for _ in range(3)))), torch.randn(4, 8, 16)
+
+    def held() -> int:
+        step(ours, x, drop_all)
+        for layer in ours:
+            layer.log.clear()
+            del layer.seen
+        ours.zero_grad()
+        return brim.memory_stats("cpu").allocated
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert held() == held()
+    finally:
+        gc.enable()
+    assert brim.nn.pressure().blocks == 6
+
+
 class Scales(Layer):
     """By a number, a list and a tensor of its own, which each call changes."""
 
