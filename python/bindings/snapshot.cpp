@@ -20,7 +20,9 @@ PyTypeObject* scripted = nullptr;
 PyTypeObject* synchronised = nullptr;
 PyTypeObject* norms = nullptr;
 
-PyObject* of_every_module = nullptr;  // names: flags, and tables of hooks, which stay themselves
+// Names: flags, and tables of hooks, which stay themselves. Those of a forward do not: a program
+// may take its hooks away after the forward, or a hook may take itself away.
+PyObject* of_every_module = nullptr;
 
 /// Whether it has state that is not in its attributes: `__slots__`, or that of a base in C.
 bool has_more_than_attributes(PyObject* module) {
@@ -57,7 +59,9 @@ void Snapshot::set_up() {
       py::reinterpret_steal<py::object>(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(modules)))
           .ptr());
   py::set names(plain);
-  for (const char* const own : {"_parameters", "_buffers", "_modules"}) {
+  for (const char* const own :
+       {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"}) {
     names.attr("discard")(own);
   }
   of_every_module = names.release().ptr();
@@ -321,8 +325,7 @@ void Snapshot::end(Copies copies) const {
   const Copies anew = this->copies();
   for (std::size_t i = 0; i < left.size(); ++i) {
     const py::object module = left[i]();
-    const py::object attributes =
-        owned(PyDict_Copy(attributes_of(anew.modules[i].ptr()).ptr()));
+    const py::object attributes = owned(PyDict_Copy(attributes_of(anew.modules[i].ptr()).ptr()));
     if (!module.is_none() &&
         PyObject_GenericSetDict(module.ptr(), attributes.ptr(), nullptr) != 0) {
       throw py::error_already_set();

@@ -103,7 +103,7 @@ class Snapshot {
   // Tensors, and what stands for them without their past: one that comes twice stays one, since
   // code asks `if query is key` (nn.MultiheadAttention does).
   std::unordered_map<const void*, PyObject*> alone_;
-  bool are_statistics_ = false;            // what is added now
+  bool are_statistics_ = false;  // what is added now
 };
 
 }  // namespace brim::python

@@ -482,6 +482,25 @@ def test_the_parameters_and_children_of_the_forward_count() -> None:
     assert brim.nn.pressure().blocks == 6
 
 
+def test_the_hooks_of_the_forward_count() -> None:
+    model, x = transformer(3)
+
+    def gradients(ours: nn.Module, drop: Callable[[], None]) -> list[Tensor]:
+        once = [layer.up.register_forward_pre_hook(lambda _, given: given[0] * 2) for layer in ours]
+        loss = ours(x).square().sum()
+        for handle in once:
+            handle.remove()
+        for layer in ours:
+            layer.down.register_forward_pre_hook(lambda _, given: given[0] * 3)
+        drop()
+        loss.backward()
+        return [each.grad for each in ours.parameters() if each.grad is not None]
+
+    expected = gradients(converted(model, blocks=()), lambda: None)
+    assert equal(gradients(converted(model), drop_all), expected)
+    assert brim.nn.pressure().blocks == 3
+
+
 def test_statistics_that_a_forward_reads_keep_the_block() -> None:
     class Running(nn.Module):
         def __init__(self) -> None:
