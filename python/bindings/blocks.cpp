@@ -168,12 +168,19 @@ std::shared_ptr<Call> make_call(PyObject* again, PyObject* function) {
           }};
 }
 
-/// For the block that runs again. Ends where all is there, by an exception.
+/// For the block that runs again. Where all is there, an exception ends the call.
 void run_again(const Call& call) {
   const py::gil_scoped_acquire locked;
-  const WithHooks with_hooks;
-  const auto [module, args, kwargs] = call.snapshot.copies();
-  call_python(call.again, call.function, module, args, kwargs);
+  Snapshot::Copies copies = call.snapshot.copies();
+  try {
+    const WithHooks with_hooks;
+    call_python(call.again, call.function, copies.modules.front(), copies.args, copies.kwargs);
+  } catch (...) {
+    if (!Block::has_all()) {
+      throw;
+    }
+  }
+  call.snapshot.end(std::move(copies));
 }
 
 /// The block that was begun ends, also where the call fails.

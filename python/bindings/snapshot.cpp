@@ -4,6 +4,7 @@
 #include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -19,7 +20,9 @@ PyTypeObject* scripted = nullptr;
 PyTypeObject* synchronised = nullptr;
 PyTypeObject* norms = nullptr;
 
-PyObject* of_every_module = nullptr;  // names: flags, and tables of hooks, which stay themselves
+// Names: flags, and tables of hooks, which stay themselves. Those of a forward do not: a program
+// may take its hooks away after the forward, or a hook may take itself away.
+PyObject* of_every_module = nullptr;
 
 /// Whether it has state that is not in its attributes: `__slots__`, or that of a base in C.
 bool has_more_than_attributes(PyObject* module) {
@@ -56,7 +59,9 @@ void Snapshot::set_up() {
       py::reinterpret_steal<py::object>(PyObject_CallNoArgs(reinterpret_cast<PyObject*>(modules)))
           .ptr());
   py::set names(plain);
-  for (const char* const own : {"_parameters", "_buffers", "_modules"}) {
+  for (const char* const own :
+       {"_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"}) {
     names.attr("discard")(own);
   }
   of_every_module = names.release().ptr();
@@ -195,16 +200,23 @@ void Snapshot::add_tensor(PyObject* value) {
   }
   const bool has_past =
       (THPVariable_CheckExact(value) || nn::is_rehearsed(tensor)) && tensor.grad_fn() != nullptr;
-  if (has_past) {
-    const py::object alone = owned(THPVariable_Wrap(nn::Block::without_past(tensor)));
-    add_itself(alone.ptr());
-  } else {
+  if (!has_past) {
     add_itself(value);
+    return;
   }
+  PyObject*& alone = alone_[value];
+  if (alone != nullptr) {
+    add_itself(alone);
+    return;
+  }
+  const py::object made = owned(THPVariable_Wrap(nn::Block::without_past(tensor)));
+  add_itself(made.ptr());
+  alone = made.ptr();
 }
 
 std::optional<std::vector<at::Tensor>> Snapshot::take_unchanged() {
   known_.clear();
+  alone_.clear();
   std::vector<at::Tensor> found;
   found.reserve(parts_.size());
   for (Part& part : std::exchange(parts_, {})) {
@@ -225,14 +237,14 @@ class Snapshot::Copier {
     for (const Entry& entry : entries) {
       if (entry.kind == Kind::module) {
         auto* const type = reinterpret_cast<PyTypeObject*>(entry.held);
-        made_.try_emplace(entry.which,
-                          owned(PyBaseObject_Type.tp_new(type, py::tuple().ptr(), nullptr)));
+        const auto [made, is_new] = made_.try_emplace(
+            entry.which, owned(PyBaseObject_Type.tp_new(type, py::tuple().ptr(), nullptr)));
+        modules_.push_back(made->second);
       }
     }
   }
 
   Copies copy() {
-    const py::object first = made_.at(entries_.front().which);
     while (entries_[next_].kind == Kind::module) {
       const Entry& entry = entries_[next_++];
       const py::dict attributes;
@@ -242,7 +254,8 @@ class Snapshot::Copier {
       }
     }
     py::object args = next();
-    return {first, std::move(args), next()};
+    py::object kwargs = next();
+    return {std::move(modules_), std::move(args), std::move(kwargs)};
   }
 
  private:
@@ -295,8 +308,29 @@ class Snapshot::Copier {
   const std::vector<Entry>& entries_;
   std::size_t next_ = 0;
   std::unordered_map<const void*, py::object> made_;  // of modules, lists and dicts
+  std::vector<py::object> modules_;
 };
 
 Snapshot::Copies Snapshot::copies() const { return Copier(entries_).copy(); }
+
+void Snapshot::end(Copies copies) const {
+  std::vector<py::weakref> left;
+  for (const py::object& module : copies.modules) {
+    left.emplace_back(module);
+  }
+  copies = {};
+  if (std::ranges::all_of(left, [](const py::weakref& each) { return each().is_none(); })) {
+    return;
+  }
+  const Copies anew = this->copies();
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    const py::object module = left[i]();
+    const py::object attributes = owned(PyDict_Copy(attributes_of(anew.modules[i].ptr()).ptr()));
+    if (!module.is_none() &&
+        PyObject_GenericSetDict(module.ptr(), attributes.ptr(), nullptr) != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
 
 }  // namespace brim::python

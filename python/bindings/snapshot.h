@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -47,11 +48,16 @@ class Snapshot {
   /// Lists, dicts, tuples and modules are new, also in bound methods, tensors have no past, and
   /// anything else is itself.
   struct Copies {
-    pybind11::object module;
-    pybind11::object args;    // a tuple
-    pybind11::object kwargs;  // a dict
+    std::vector<pybind11::object> modules;  // the one that is called, and those inside of it
+    pybind11::object args;                  // a tuple
+    pybind11::object kwargs;                // a dict
   };
   [[nodiscard]] Copies copies() const;
+
+  /// After the call with them: modules that lead back to themselves, as those that hold one of
+  /// their methods do, wait for the garbage collector. Until then they do without what the call
+  /// left in them, which may be all that it computed.
+  void end(Copies copies) const;
 
  private:
   class Copier;
@@ -94,7 +100,10 @@ class Snapshot {
   std::vector<Part> parts_;
   std::vector<PyObject*> modules_;         // while they are found
   std::unordered_set<const void*> known_;  // modules, lists and dicts
-  bool are_statistics_ = false;            // what is added now
+  // Tensors, and what stands for them without their past: one that comes twice stays one, since
+  // code asks `if query is key` (nn.MultiheadAttention does).
+  std::unordered_map<const void*, PyObject*> alone_;
+  bool are_statistics_ = false;  // what is added now
 };
 
 }  // namespace brim::python

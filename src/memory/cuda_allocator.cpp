@@ -42,7 +42,8 @@ class CudaAllocator::Admitted {
  public:
   Admitted(CudaAllocator& allocator, Index device, std::size_t bytes)
       : allocator_(allocator), limited_(allocator.limited(device)), bytes_(rounded(bytes)) {
-    if (!limited_.is_limited.load(std::memory_order_relaxed)) {
+    // Nothing is always allowed: a budget may be below what is held.
+    if (bytes == 0 || !limited_.is_limited.load(std::memory_order_relaxed)) {
       bytes_ = 0;
       return;
     }

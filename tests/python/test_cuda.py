@@ -184,6 +184,12 @@ class TestBudget:
             assert brim.memory_stats("cuda").free == 3 * BLOCK
         assert kept.numel() == BLOCK
 
+    def test_empty_tensors_are_no_bytes(self) -> None:
+        kept = tensor_of(BLOCK)
+        with brim.budget(1, device="cuda"):
+            assert torch.empty(0, device="cuda").numel() == 0
+        assert kept.numel() == BLOCK
+
     def test_nests_and_puts_the_users_fraction_back(self) -> None:
         torch.cuda.set_per_process_memory_fraction(0.5, 0)
         try:

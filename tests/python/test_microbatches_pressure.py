@@ -117,6 +117,23 @@ def test_without_pressure_nothing_is_tried() -> None:
     assert program.calls == [ITEMS] * 6
 
 
+def test_what_an_estimate_gives_up_is_no_pressure() -> None:
+    program = Program(1.5)
+    whole = program.loss
+
+    def estimates(part: Tensor) -> Tensor:
+        work = nn.Sequential(*[Slow(8, 0.0) for _ in range(3)])
+        brim.convert(work, recompute="auto")
+        foreseen = brim.estimate(
+            lambda: work(program.x).sum().backward(), device="cpu", capacity=1, calls=3
+        )
+        assert foreseen.given_up is not None
+        return whole(part)
+
+    program.step = brim.Microbatches(estimates, program.model, device="cpu")
+    assert program.run(6) == [ITEMS] * 6
+
+
 def test_another_budget_and_another_batch_are_measured_anew() -> None:
     program = Program(0.62, per_part=0.05)
     assert program.run(9)[-1] == ITEMS

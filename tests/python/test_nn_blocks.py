@@ -247,6 +247,35 @@ def test_what_a_block_is_given_may_change_afterwards() -> None:
     assert brim.nn.pressure().blocks == 4
 
 
+def test_a_tensor_that_is_given_twice_is_one() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.out = nn.Linear(16, 16)
+
+        def forward(self, query: Tensor, others: dict[str, Tensor]) -> Tensor:
+            # Other products where these are one tensor.
+            mixed = self.attention(query, others["key"], others["value"], need_weights=False)[0]
+            return torch.sin(self.out(mixed))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Attends() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x, {"key": x, "value": x})
+            return x
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(4, 8, 16, requires_grad=True).tanh()
+    expected = step(converted(model, blocks=()), x)
+    assert equal(step(converted(model), x, drop_all), expected)
+    assert brim.nn.pressure().blocks == 3
+
+
 def test_a_block_that_writes_to_its_input_is_kept() -> None:
     class Writes(Layer):
         def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -365,6 +394,40 @@ def test_attributes_that_a_forward_sets_hold_no_second_graph() -> None:
         del layer.seen
 
 
+def test_modules_that_lead_back_to_themselves_hold_no_second_graph() -> None:
+    class Cycle(Layer):
+        def __init__(self) -> None:
+            super().__init__(16)
+            self.sine, self.log = self.of, list[Tensor]()  # its own method
+
+        def of(self, x: Tensor) -> Tensor:
+            self.seen = torch.sin(x)
+            self.log.append(self.seen)
+            return self.seen
+
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return super().forward(self.sine(x), scale)
+
+    torch.manual_seed(0)
+    ours, x = converted(nn.Sequential(*(Cycle() for _ in range(3)))), torch.randn(4, 8, 16)
+
+    def held() -> int:
+        step(ours, x, drop_all)
+        for layer in ours:
+            layer.log.clear()
+            del layer.seen
+        ours.zero_grad()
+        return brim.memory_stats("cpu").allocated
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert held() == held()
+    finally:
+        gc.enable()
+    assert brim.nn.pressure().blocks == 6
+
+
 class Scales(Layer):
     """By a number, a list and a tensor of its own, which each call changes."""
 
@@ -417,6 +480,25 @@ def test_the_parameters_and_children_of_the_forward_count() -> None:
 
     assert equal(swapped(converted(model), True), swapped(converted(model, blocks=()), False))
     assert brim.nn.pressure().blocks == 6
+
+
+def test_the_hooks_of_the_forward_count() -> None:
+    model, x = transformer(3)
+
+    def gradients(ours: nn.Module, drop: Callable[[], None]) -> list[Tensor]:
+        once = [layer.up.register_forward_pre_hook(lambda _, given: given[0] * 2) for layer in ours]
+        loss = ours(x).square().sum()
+        for handle in once:
+            handle.remove()
+        for layer in ours:
+            layer.down.register_forward_pre_hook(lambda _, given: given[0] * 3)
+        drop()
+        loss.backward()
+        return [each.grad for each in ours.parameters() if each.grad is not None]
+
+    expected = gradients(converted(model, blocks=()), lambda: None)
+    assert equal(gradients(converted(model), drop_all), expected)
+    assert brim.nn.pressure().blocks == 3
 
 
 def test_statistics_that_a_forward_reads_keep_the_block() -> None:

@@ -377,11 +377,17 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
   }
   if (block.goes) {
     block.is_gone = true;
-    counts.foreseen_bytes += bytes;
-    count_foreseen(bytes);
+    count_planned(bytes);
   }
   if (block.step == number_ && block.place < step_.size()) {
     step_[block.place].bytes = bytes;
+  }
+}
+
+void DeviceSlots::count_planned(std::int64_t bytes) {
+  counts.foreseen_bytes += bytes;
+  if (!are_rehearsed()) {
+    count_foreseen(bytes);
   }
 }
 
@@ -522,8 +528,7 @@ std::unique_ptr<Slot> slot_for(const at::Tensor& value, DeviceSlots& device, dou
     take_value(*slot);
     device.note_given_up(*slot, PressureMark::What::not_kept, 0);
     ++device.counts.foreseen;
-    device.counts.foreseen_bytes += slot->bytes;
-    count_foreseen(slot->bytes);
+    device.count_planned(slot->bytes);
   }
   device.add(*slot);
   return slot;

@@ -100,6 +100,9 @@ class DeviceSlots {
   /// @param dropped its values, to be freed without the lock
   void end_block(BlockSlots& block, std::vector<at::Tensor>& dropped);
 
+  /// Bytes that went as planned; those of a rehearsal are not the process's.
+  void count_planned(std::int64_t bytes);
+
   /// What a block read was written to before its backward: it could not run again.
   void keep_next_time(const BlockSlots& block);
 
