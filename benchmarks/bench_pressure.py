@@ -3,8 +3,9 @@
 Each network runs once without a limit. Then its peak beyond weights and optimizer is cut to 0.9,
 0.7, 0.5, 0.35 and 0.25 of torch's. A cell is the time of a settled step, of torch's without a
 limit, and behind it that of the fastest other way whose own peak is below that budget. "-": it
-does not fit. With --compile, behind that the fastest of torch.compile with activation_memory_budget
-1, 0.5 and 0.2, with a "!" where it is ahead of "auto".
+does not fit. All of a cell take turns, since hosts are uneven. With --compile, behind that the
+fastest of torch.compile with activation_memory_budget 1, 0.5 and 0.2, which are timed once, with a
+"!" where it is ahead of "auto".
 
     ./dev bench pressure                     all networks, on the accelerator
     ./dev bench pressure -- BERT ViT         rows whose name has this in it
@@ -21,10 +22,11 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from harness import Work, cells_in_line, network_options, synchronize
+from harness import cells_in_line, network_options, synchronize
 from nn_models import MODELS, Case, Setting, torchvision_model
 from nn_ways import (
     BUDGETS,
@@ -43,6 +45,8 @@ from torch.utils.checkpoint import checkpoint
 import brim
 
 SHARES = (0.9, 0.7, 0.5, 0.35, 0.25)
+TURNS = 3
+SETTLING = 4  # steps of "auto" that are not timed
 
 
 def every_second(model: nn.Module, blocks: Sequence[str]) -> None:
@@ -98,19 +102,30 @@ class Trained:
             self.step()
         return meter.peak
 
-    def seconds(self, rounds: int) -> float:
-        return timed(self.step, rounds, self.device)
+    def turn(self, rounds: int, within: AbstractContextManager[object]) -> list[float]:
+        """The seconds of each step, after one for the allocator's cache."""
+        times = []
+        with within:
+            for _ in range(rounds + 1):
+                synchronize(self.device)
+                begin = time.perf_counter()
+                self.step()
+                synchronize(self.device)
+                times.append(time.perf_counter() - begin)
+        return times[1:]
 
 
-def timed(work: Work, rounds: int, device: str) -> float:
-    times = []
-    for _ in range(rounds):
-        synchronize(device)
-        begin = time.perf_counter()
-        work()
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+def in_turns(turns: Mapping[str, Callable[[], list[float]]]) -> dict[str, float]:
+    """The median of each; those that run out of memory are left out."""
+    times: dict[str, list[float]] = {way: [] for way in turns}
+    for _ in range(TURNS):
+        for way, turn in turns.items():
+            if way in times:
+                try:
+                    times[way].extend(turn())
+                except torch.OutOfMemoryError:
+                    del times[way]
+    return {way: statistics.median(each) for way, each in times.items()}
 
 
 def fastest(times: Mapping[str, float], unit: float) -> str:
@@ -140,37 +155,48 @@ def run_row(name: str, options: argparse.Namespace) -> None:
     device, rounds = options.device, options.rounds
     torch.manual_seed(0)
     case = make(Setting(device, "full", precision))
+    trained: dict[str, Trained] = {}
     peaks: dict[str, int] = {}
-    times: dict[str, float] = {}
+    once: dict[str, float] = {}  # the time of compiled ones, of torch's
     for way, change in {**WAYS, **(COMPILED if options.compile else {})}.items():
         try:
-            trained = Trained(case, change, device)
             with with_budget(way):
-                peaks[way], times[way] = trained.peak(), trained.seconds(rounds)
+                trained[way] = Trained(case, change, device)
+                peaks[way] = trained[way].peak()
+                if way in COMPILED:
+                    pair = {
+                        w: partial(trained[w].turn, rounds, nullcontext()) for w in ("torch", way)
+                    }
+                    times = in_turns(pair)
+                    once[way] = times[way] / times["torch"]
         except Exception as error:  # the others go on
             print(f"{name}, {way}: {error}", flush=True)
-        trained = None  # type: ignore[assignment]
+    ours = Trained(case, partial(converted, recompute="auto"), device)
+    ours.peak()
+    cells = []
+    for share in (None, *SHARES):
         gc.collect()
         brim.release_cached(device)
-    trained = Trained(case, partial(converted, recompute="auto"), device)
-    torch_peak, torch_time = peaks["torch"], times["torch"]
-    cells = [f"{torch_time * 1e3:.1f}", f"{torch_peak >> 20}"]
-    trained.peak()
-    cells.append(f"{trained.seconds(rounds) / torch_time:.2f}")
-    for share in SHARES:
-        gc.collect()
-        brim.release_cached(device)
-        limit = brim.memory_stats(device).allocated + int(share * torch_peak)
-        fitting = {w: times[w] for w, peak in peaks.items() if peak <= share * torch_peak}
-        ours = None
-        try:
-            with brim.budget(limit, device):
-                for _ in range(5):
-                    trained.step()
-                ours = trained.seconds(rounds)
-        except torch.OutOfMemoryError:
-            trained.optimizer.zero_grad(set_to_none=True)
-        cells.append(cell(ours, fitting, torch_time, options.compile))
+        limit = int((share or 0) * peaks["torch"])
+        turns = {
+            way: partial(trained[way].turn, rounds, nullcontext())
+            for way, peak in peaks.items()
+            if way == "torch" or (peak <= limit and way not in once)
+        }
+        if share is None:
+            within: Callable[[], AbstractContextManager[object]] = nullcontext
+        else:
+            within = partial(brim.budget, brim.memory_stats(device).allocated + limit, device)
+        turns["auto"] = lambda: ours.turn(SETTLING + rounds, within())[SETTLING:]  # noqa: B023
+        times = in_turns(turns)
+        times |= {way: each * times["torch"] for way, each in once.items()}
+        ours.optimizer.zero_grad(set_to_none=True)
+        unit = times["torch"]
+        if share is None:
+            cells += [f"{unit * 1e3:.1f}", f"{peaks['torch'] >> 20}", f"{times['auto'] / unit:.2f}"]
+        else:
+            fitting = {way: times[way] for way in times if peaks.get(way, limit + 1) <= limit}
+            cells.append(cell(times.get("auto"), fitting, unit, options.compile))
     print_row([f"{name}, {precision}", *cells], options)
 
 
@@ -189,7 +215,7 @@ def more_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    options = network_options(__doc__, NETWORKS, 10, "steps that are timed", more_options)
+    options = network_options(__doc__, NETWORKS, 4, "steps of a turn", more_options)
     if options.lengths is not None:
         run_lengths(options.device, options.lengths, options.layers, options.seconds)
         return
