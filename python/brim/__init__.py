@@ -17,7 +17,8 @@ A function whose batch size should fit:
 
 A training step:
     `Microbatches` runs a batch in parts that fit, with the gradients of the whole. `estimate` tells
-    the peak without running (`Estimate`, `EstimateError`), `largest_size` the size that fits.
+    the peak without running (`Estimate`, `GivenUp`, `EstimateError`), `largest_size` the size that
+    fits.
 
 A model that keeps too much for backward:
     `audit` measures it layer by layer (`Audit`), `convert` changes the layers in place

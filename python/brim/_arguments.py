@@ -118,3 +118,11 @@ def refused(function: Any, count: int, *, more: bool = False) -> str:
     except TypeError:
         return str(signature)
     return ""
+
+
+def check_recompute(recompute: str | None) -> None:
+    """Refuse any other value."""
+    if recompute not in (None, "cheap", "products", "auto"):
+        raise ValueError(
+            f'recompute must be None, "cheap", "products" or "auto", got {recompute!r}'
+        )

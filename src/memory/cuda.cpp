@@ -66,10 +66,15 @@ class CudaBackend final : public AcceleratorBackend {
     const double outer = outer_fraction(index);
     const MemoryStats now = AcceleratorBackend::stats(device);
     CudaAllocator::Limit limit{.fraction = outer, .outer_fraction = outer};
+    std::int64_t reservable = limit.bytes;
     if (bytes) {
       limit.bytes = *bytes;
+      // What such a budget had to reserve for pieces before is no reason to empty the cache again,
+      // where each step opens one.
+      const bool is_near = now.reserved <= *bytes + *bytes / 4;
+      reservable = is_near ? std::max(*bytes, now.reserved) : *bytes;
       // A fraction that the user set with torch's own call stays in force below the budget.
-      limit.fraction = std::min(fraction_for(std::min(*bytes, now.limit), now.limit), outer);
+      limit.fraction = std::min(fraction_for(std::min(reservable, now.limit), now.limit), outer);
       limits_[index] = limit;
     } else {
       limits_.erase(index);
@@ -80,7 +85,7 @@ class CudaBackend final : public AcceleratorBackend {
       caching::setMemoryFraction(limit.fraction, index);
     }
     // So that what is reserved goes below it.
-    if (now.reserved > limit.bytes) {
+    if (now.reserved > reservable) {
       release_cached(device);
     }
   }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from brim import _C
-from brim._arguments import positive, runs_in_parts, shown
+from brim._arguments import check_recompute, positive, runs_in_parts, shown
 from brim._estimate._cpu import CpuTemporaries
 from brim._estimate._cuda_kernels import CudaTemporaries
 from brim._estimate._errors import EstimateError, LeftBehindError
@@ -33,7 +33,6 @@ from brim._state.kept import Kept
 from brim._state.reach import Reachable
 from brim._state.undoing import Undoing
 from brim.memory import DeviceLike
-from brim.nn.saving import check_recompute, saving
 
 one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
 
@@ -233,7 +232,7 @@ def _trace(
     tracer: Tracer, mode: OneThread, call: Callable[[], Any], calls: int, recompute: str | None
 ) -> None:
     """Run a call on fake tensors."""
-    region = nullcontext() if recompute is None else saving(recompute)
+    region = nullcontext() if recompute is None else _C.Region(recompute)
     try:
         with mode, tracer, region:
             for i in range(calls):

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from brim import _C
-from brim._arguments import name_of, positive
+from brim._arguments import check_recompute, name_of, positive
 from brim._estimate._errors import EstimateError
 from brim._estimate._estimate import Traced, one_at_a_time, traced
 from brim._estimate._target import bytes_of, options_of, stats_of, target_device
 from brim._progress import progress as bar
 from brim.memory import DeviceLike
-from brim.nn.saving import check_recompute
 
 _MOST_GROWTH = 64  # from one trace to the next: what does not matter at small sizes may beyond
 _NO_GROWTH = 2**15  # times the least size: if that needs the same, memory does not grow

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from brim._arguments import flag, shown
+from brim._arguments import check_recompute, flag, shown
 from brim._state.undoing import Undoing, undo_modules
 from brim.memory import is_out_of_memory
 from brim.nn import _causal_lm_loss, modules
@@ -37,7 +37,6 @@ from brim.nn._functions import (
 )
 from brim.nn._hints import conversion_hint
 from brim.nn.recognisers import recognise
-from brim.nn.saving import check_recompute
 
 __all__ = ["ConversionReport", "ConvertedLayer", "convert", "restore"]
 

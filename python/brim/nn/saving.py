@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from brim import _C
-from brim._arguments import runs_in_parts
+from brim._arguments import check_recompute, runs_in_parts
 from brim._state.undoing import Undoing
 from brim.nn._compiled import in_compiled_code
 
@@ -58,14 +58,6 @@ def saving(recompute: str | None = None) -> Saving:
     # What torch.compile traces is not in a region, and it knows this block.
     is_traced = in_compiled_code(recompute)
     return cast("Saving", contextlib.nullcontext()) if is_traced else Saving(recompute)
-
-
-def check_recompute(recompute: str | None) -> None:
-    """Refuse any other value."""
-    if recompute not in (None, "cheap", "products", "auto"):
-        raise ValueError(
-            f'recompute must be None, "cheap", "products" or "auto", got {recompute!r}'
-        )
 
 
 class Saving(_C.Region):

@@ -2,8 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <brim/export.h>
 #include <brim/nn/again.h>
-#include <brim/nn/rehearsal.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -49,6 +49,8 @@ using torch::autograd::variable_list;
 
 /// Whether torch.compile, vmap or the like traces the call: strides and memory are not real then.
 [[nodiscard]] bool is_traced(const at::Tensor& input);
+
+[[nodiscard]] BRIM_API bool is_rehearsed(const at::Tensor& tensor);  // of brim/nn/rehearsal.h
 
 /// The same, but for a rehearsal, in which strides and memory are those of the real tensor.
 [[nodiscard]] inline bool is_traced_by_others(const at::Tensor& input) {
