@@ -146,7 +146,7 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
   at::Tensor take_logits() {
     if (is_released_ || origin_.is_valid()) {
       TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
-      const at::Tensor kept = with_history(while_room_.get(), origin_);
+      at::Tensor kept = with_history(while_room_.get(), origin_);
       is_recomputed_ = !kept.defined();
       if (!is_recomputed_) {
         return kept;
