@@ -315,6 +315,7 @@ Snapshot::Copies Snapshot::copies() const { return Copier(entries_).copy(); }
 
 void Snapshot::end(Copies copies) const {
   std::vector<py::weakref> left;
+  left.reserve(copies.modules.size());
   for (const py::object& module : copies.modules) {
     left.emplace_back(module);
   }

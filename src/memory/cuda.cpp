@@ -79,7 +79,8 @@ class CudaBackend final : public AcceleratorBackend {
     } else {
       limits_.erase(index);
     }
-    if ((exact_ = CudaAllocator::install(log_)) != nullptr) {
+    exact_ = CudaAllocator::install(log_);
+    if (exact_ != nullptr) {
       exact_->set_limit(index, limit);
     } else {
       caching::setMemoryFraction(limit.fraction, index);
