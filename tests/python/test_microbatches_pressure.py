@@ -134,6 +134,7 @@ def test_what_an_estimate_gives_up_is_no_pressure() -> None:
     assert program.run(6) == [ITEMS] * 6
 
 
+@pytest.mark.slow
 def test_another_budget_and_another_batch_are_measured_anew() -> None:
     program = Program(0.62, per_part=0.05)
     assert program.run(9)[-1] == ITEMS
@@ -183,6 +184,7 @@ def test_an_interrupt_in_a_trial_is_one() -> None:
     assert program.run(1) == [ITEMS // 2]  # where it was
 
 
+@pytest.mark.slow
 def test_parts_that_must_be_cut_are_compared_too() -> None:
     program = Program(0.3, per_part=0.02)
     sizes = program.run(14)

@@ -233,6 +233,7 @@ def test_without_pressure_nothing_is_dropped_and_no_more_is_held_than_torch_hold
     assert (found.requests, found.dropped, found.foreseen, found.recomputed) == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_lengths_that_vary_recompute_where_they_are_long() -> None:
     model, _ = deep()
     ours = converted(model)
@@ -580,6 +581,7 @@ def test_under_distributed_data_parallel() -> None:
     assert equal(step(ours, x, drop_all), step(theirs, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["convert", "peft"])
 def test_with_adapters_of_peft(first: str) -> None:
     make, loss_of = TEXT["llama"]
@@ -668,6 +670,7 @@ done = True
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_fork_beside_a_forward_does_not_hang() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS], check=True, timeout=60)
@@ -686,6 +689,7 @@ assert brim.memory_stats("cpu").allocated == before
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 @pytest.mark.filterwarnings("ignore")
 def test_what_onednn_held_before_the_first_layer_can_be_freed_after_it() -> None:
