@@ -10,7 +10,9 @@ fastest of torch.compile with activation_memory_budget 1, 0.5 and 0.2, which are
     ./dev bench pressure                     all networks, on the accelerator
     ./dev bench pressure -- BERT ViT         rows whose name has this in it
     ./dev bench pressure -- --rounds 20      steadier figures
+    ./dev bench pressure -- --scale 8        eight times the batch: less of a step is the host's
     ./dev bench pressure -- --compile BERT   with torch.compile, some minutes a network
+    ./dev bench pressure -- --budgets 0.5 --turns 1 --ways cheap products -- ViT      in a hurry
     ./dev bench pressure -- --lengths        1000 steps of random lengths: see pressure_lengths.py
 """
 
@@ -46,7 +48,7 @@ import brim
 
 SHARES = (0.9, 0.7, 0.5, 0.35, 0.25)
 TURNS = 3
-SETTLING = 4  # steps of "auto" that are not timed
+SETTLING = 12  # steps of "auto" under a new budget that are not timed
 
 
 def every_second(model: nn.Module, blocks: Sequence[str]) -> None:
@@ -82,6 +84,7 @@ class Trained:
 
     def __init__(self, case: Case, way: Way, device: str) -> None:
         self.device = device
+        self.settling = 1  # steps of the next turn that are not timed
         self.case = case
         self.model = copy.deepcopy(case.model)
         way(self.model, case.blocks)
@@ -103,22 +106,25 @@ class Trained:
         return meter.peak
 
     def turn(self, rounds: int, within: AbstractContextManager[object]) -> list[float]:
-        """The seconds of each step, after one for the allocator's cache."""
+        """The seconds of each step, after one for the allocator's cache, and some that settle."""
         times = []
+        settling, self.settling = self.settling, 1
         with within:
-            for _ in range(rounds + 1):
+            for _ in range(settling + rounds):
                 synchronize(self.device)
                 begin = time.perf_counter()
                 self.step()
                 synchronize(self.device)
                 times.append(time.perf_counter() - begin)
-        return times[1:]
+        return times[settling:]
 
 
-def in_turns(turns: Mapping[str, Callable[[], list[float]]]) -> dict[str, float]:
+def in_turns(
+    turns: Mapping[str, Callable[[], list[float]]], count: int = TURNS
+) -> dict[str, float]:
     """The median of each; those that run out of memory are left out."""
     times: dict[str, list[float]] = {way: [] for way in turns}
-    for _ in range(TURNS):
+    for _ in range(count):
         for way, turn in turns.items():
             if way in times:
                 try:
@@ -154,11 +160,12 @@ def run_row(name: str, options: argparse.Namespace) -> None:
     make, precision = NETWORKS[name]
     device, rounds = options.device, options.rounds
     torch.manual_seed(0)
-    case = make(Setting(device, "full", precision))
+    case = make(Setting(device, "full", precision, options.scale))
     trained: dict[str, Trained] = {}
     peaks: dict[str, int] = {}
     once: dict[str, float] = {}  # the time of compiled ones, of torch's
-    for way, change in {**WAYS, **(COMPILED if options.compile else {})}.items():
+    ways = {way: WAYS[way] for way in WAYS if way == "torch" or way in options.ways}
+    for way, change in {**ways, **(COMPILED if options.compile else {})}.items():
         try:
             with with_budget(way):
                 trained[way] = Trained(case, change, device)
@@ -167,14 +174,14 @@ def run_row(name: str, options: argparse.Namespace) -> None:
                     pair = {
                         w: partial(trained[w].turn, rounds, nullcontext()) for w in ("torch", way)
                     }
-                    times = in_turns(pair)
+                    times = in_turns(pair, options.turns)
                     once[way] = times[way] / times["torch"]
         except Exception as error:  # the others go on
             print(f"{name}, {way}: {error}", flush=True)
     ours = Trained(case, partial(converted, recompute="auto"), device)
     ours.peak()
     cells = []
-    for share in (None, *SHARES):
+    for share in (None, *options.budgets):
         gc.collect()
         brim.release_cached(device)
         limit = int((share or 0) * peaks["torch"])
@@ -187,8 +194,9 @@ def run_row(name: str, options: argparse.Namespace) -> None:
             within: Callable[[], AbstractContextManager[object]] = nullcontext
         else:
             within = partial(brim.budget, brim.memory_stats(device).allocated + limit, device)
-        turns["auto"] = lambda: ours.turn(SETTLING + rounds, within())[SETTLING:]  # noqa: B023
-        times = in_turns(turns)
+        ours.settling = SETTLING
+        turns["auto"] = lambda: ours.turn(rounds, within())  # noqa: B023
+        times = in_turns(turns, options.turns)
         times |= {way: each * times["torch"] for way, each in once.items()}
         ours.optimizer.zero_grad(set_to_none=True)
         unit = times["torch"]
@@ -202,6 +210,10 @@ def run_row(name: str, options: argparse.Namespace) -> None:
 
 def more_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
+    parser.add_argument("--budgets", type=float, nargs="+", default=SHARES, metavar="SHARE")
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each way in a cell")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
+    parser.add_argument("--scale", type=float, default=1, help="times the usual batch")
     parser.add_argument(
         "--lengths",
         type=int,
@@ -219,7 +231,9 @@ def main() -> None:
     if options.lengths is not None:
         run_lengths(options.device, options.lengths, options.layers, options.seconds)
         return
-    print_row(["network", "torch, ms", "peak, MiB", "no limit", *map(str, SHARES)], options)
+    print_row(
+        ["network", "torch, ms", "peak, MiB", "no limit", *map(str, options.budgets)], options
+    )
     for name in options.networks:
         run_row(name, options)
         gc.collect()

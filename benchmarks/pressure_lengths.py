@@ -154,6 +154,8 @@ def run_lengths(device: str, steps: int, layers: int, seconds: float) -> None:
         count = min(CHUNK, steps - found.steps)
         lengths = [chosen.randint(shortest, longest) for _ in range(count)]
         times: list[list[float]] = []
+        for length in lengths:  # libraries take their time to plan kernels for new shapes
+            works.gradients(works.plain, works.ids(length))
         for is_free in (False, True):
             clean(device)
             times.append([])

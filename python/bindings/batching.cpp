@@ -1,7 +1,10 @@
 #include <brim/batching/batching.h>
+#include <brim/batching/even_work.h>
 #include <brim/batching/plan.h>
+#include <brim/batching/sample_index.h>
 #include <brim/batching/stream.h>
 #include <brim/fit/model_limit.h>
+#include <brim/fit/padded_need.h>
 #include <brim/predict/memory_model.h>
 #include <pybind11/stl.h>
 
@@ -10,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -60,6 +64,15 @@ batching::SizeSpan<T> sizes_of(const at::Tensor& tensor) {
   }
 }
 
+/// The limits of this many columns. The first one counts all that are more than limits.
+std::vector<Limit> limits_of(std::size_t columns, const py::list& costs, const py::list& maxima) {
+  std::vector<Limit> limits = limits_argument(costs, maxima);
+  if (!limits.empty() && columns > limits.size()) {
+    limits.insert(limits.begin() + 1, columns - limits.size(), Limit::joined());
+  }
+  return limits;
+}
+
 template <typename T>
 Columns<T> columns_as(const std::vector<at::Tensor>& tensors, const std::vector<Limit>& limits) {
   Columns<T> columns;
@@ -73,7 +86,7 @@ Columns<T> columns_as(const std::vector<at::Tensor>& tensors, const std::vector<
 /// Tensors of sizes, all ints or all floats, each with its cost and its maximum.
 AnyColumns columns_of(const std::vector<at::Tensor>& tensors, const py::list& costs,
                       const py::list& maxima, const at::Tensor& like) {
-  const std::vector<Limit> limits = limits_argument(costs, maxima);
+  const std::vector<Limit> limits = limits_of(tensors.size(), costs, maxima);
   return like.is_floating_point() ? AnyColumns(columns_as<double>(tensors, limits))
                                   : AnyColumns(columns_as<std::int64_t>(tensors, limits));
 }
@@ -86,47 +99,98 @@ SharedBatching batching_of(const py::list& sizes) {
   return result;
 }
 
+/// An index of sizes and the tensor that has them; null for none.
+struct KeptIndex {
+  at::Tensor sizes;
+  std::shared_ptr<batching::SampleIndex> core;
+};
+using SharedIndex = std::shared_ptr<KeptIndex>;
+
+SharedIndex open_index(const py::object& sizes, const std::string& folder,
+                       const std::string& data) {
+  auto index = std::make_shared<KeptIndex>();
+  index->sizes = column_argument("sizes", sizes);
+  index->core = interruptibly([&] {
+    const batching::SampleIndex::Options options{folder, data, 0};
+    return index->sizes.is_floating_point()
+               ? std::make_shared<batching::SampleIndex>(sizes_of<double>(index->sizes), options)
+               : std::make_shared<batching::SampleIndex>(sizes_of<std::int64_t>(index->sizes),
+                                                         options);
+  });
+  return index;
+}
+
+std::shared_ptr<const batching::EpochIndex> epoch_index(const SampleBatching& batching,
+                                                        const SharedIndex& index,
+                                                        const std::string& settings,
+                                                        std::uint64_t seed, std::int64_t world_size,
+                                                        bool make) {
+  return index == nullptr ? nullptr
+                          : index->core->epoch(*batching.core, settings, seed, world_size, make);
+}
+
+void describe(const SharedIndex& index, AnyColumns& columns) {
+  if (index != nullptr) {
+    std::visit([&](auto& some) { index->core->describe(some); }, columns);
+  }
+}
+
 /// Of samples in an order: `make(columns, order)`.
 template <typename Make>
 SharedBatching in_order(const py::list& sizes, const py::list& costs, const py::list& maxima,
-                        const py::object& indices, bool shuffle, const Make& make) {
+                        const py::object& indices, bool shuffle, const SharedIndex& index,
+                        const Make& make, const py::object& work = py::none()) {
   auto result = batching_of(sizes);
   AnyColumns columns = columns_of(result->tensors, costs, maxima, result->tensors.at(0));
+  describe(index, columns);
   batching::Order order{.indices = std::nullopt, .shuffle = shuffle};
   if (!indices.is_none()) {
     result->tensors.push_back(column_of<std::int64_t>("indices", indices));
     order.indices = values_of<std::int64_t>(result->tensors.back());
   }
-  result->core = interruptibly([&] { return make(std::move(columns), order); });
+  if (work.is_none()) {
+    result->core = interruptibly([&] { return make(std::move(columns), order); });
+    return result;
+  }
+  result->tensors.push_back(column_of<double>("work", work));
+  result->core = interruptibly([&] {
+    return batching::even_work(make(columns, order), columns,
+                               values_of<double>(result->tensors.back()));
+  });
   return result;
 }
 
 SharedBatching ordered(const py::list& sizes, const py::list& costs, const py::list& maxima,
                        const py::object& indices, bool shuffle, const std::string& oversize,
-                       std::int64_t batch_multiple) {
+                       std::int64_t batch_multiple, const SharedIndex& index) {
   const batching::Oversize what = oversize_argument(oversize);
-  return in_order(sizes, costs, maxima, indices, shuffle, [&](AnyColumns columns, auto order) {
+  const auto make = [&](AnyColumns columns, auto order) {
     return batching::ordered_batching(std::move(columns), order, what, batch_multiple);
-  });
+  };
+  return in_order(sizes, costs, maxima, indices, shuffle, index, make);
 }
 
 SharedBatching packed(const py::list& sizes, const py::list& costs, const py::list& maxima,
                       const py::object& indices, bool shuffle, std::optional<std::int64_t> window,
-                      const std::string& oversize, std::int64_t batch_multiple) {
+                      const std::string& oversize, std::int64_t batch_multiple,
+                      const SharedIndex& index, const py::object& work) {
   const batching::PackOptions options{
       .window = window, .oversize = oversize_argument(oversize), .batch_multiple = batch_multiple};
-  return in_order(sizes, costs, maxima, indices, shuffle, [&](AnyColumns columns, auto order) {
+  const auto make = [&](AnyColumns columns, auto order) {
     return batching::packed_batching(std::move(columns), order, options);
-  });
+  };
+  return in_order(sizes, costs, maxima, indices, shuffle, index, make, work);
 }
 
 SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boundaries,
                         std::vector<std::int64_t> batch_sizes, const py::list& sizes,
                         const py::list& costs, const py::list& maxima, bool drop_last, bool shuffle,
-                        const std::string& oversize, std::int64_t batch_multiple) {
+                        const std::string& oversize, std::int64_t batch_multiple,
+                        const SharedIndex& index) {
   auto result = batching_of(sizes);
   const at::Tensor deciding = column_argument("sizes", bucket_sizes);
   AnyColumns columns = columns_of(result->tensors, costs, maxima, deciding);
+  describe(index, columns);
   result->tensors.push_back(deciding);
   batching::BucketOptions options{.boundaries = std::move(boundaries),
                                   .batch_sizes = std::move(batch_sizes),
@@ -134,6 +198,7 @@ SharedBatching bucketed(const py::object& bucket_sizes, std::vector<double> boun
                                   .shuffle = shuffle,
                                   .oversize = oversize_argument(oversize),
                                   .batch_multiple = batch_multiple};
+  options.index = index == nullptr ? nullptr : index->core;
   result->core = interruptibly([&] {
     return deciding.is_floating_point()
                ? batching::bucket_batching(sizes_of<double>(deciding), std::move(columns),
@@ -166,19 +231,43 @@ py::object iterate(const SharedBatching& batching, std::uint64_t seed, std::int6
 }
 
 std::int64_t count(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
-                   std::int64_t world_size, const py::object& cursor, const py::object& segments) {
+                   std::int64_t world_size, const py::object& cursor, const py::object& segments,
+                   const SharedIndex& index, const std::string& settings) {
   auto stream = stream_of(batching, seed, rank, world_size, cursor, segments);
-  return interruptibly([&] { return stream.count_rest(); });
+  return interruptibly([&] {
+    const auto epoch = epoch_index(batching, index, settings, seed, world_size, true);
+    return stream.count_rest(epoch.get());
+  });
 }
 
+/// Of batches `first` up to, but not including, `end`.
 py::tuple plan(const SampleBatching& batching, std::uint64_t seed, std::int64_t rank,
-               std::int64_t world_size, const py::object& cursor, const py::object& segments) {
+               std::int64_t world_size, const py::object& cursor, const py::object& segments,
+               const SharedIndex& index, const std::string& settings, std::int64_t first,
+               std::optional<std::int64_t> end) {
   auto stream = stream_of(batching, seed, rank, world_size, cursor, segments);
   batching::Batches batches;
   interruptibly([&] {
-    batches.indices.reserve(
-        static_cast<std::size_t>(batching.core->samples() / std::max<std::int64_t>(world_size, 1)));
-    stream.read_rest(batches);
+    if (first > 0) {
+      const auto epoch = epoch_index(batching, index, settings, seed, world_size, false);
+      stream.skip(first, epoch.get());
+    }
+    if (!end) {
+      if (first == 0) {
+        batches.indices.reserve(static_cast<std::size_t>(batching.core->samples() /
+                                                         std::max<std::int64_t>(world_size, 1)));
+      }
+      stream.read_rest(batches);
+      return;
+    }
+    for (std::int64_t b = first; b < *end; ++b) {
+      const auto batch = stream.next();
+      if (!batch) {
+        break;
+      }
+      batches.indices.insert(batches.indices.end(), batch->begin(), batch->end());
+      batches.close(0.0);
+    }
   });
   return py::make_tuple(to_tensor(std::move(batches.offsets)),
                         to_tensor(std::move(batches.indices)));
@@ -193,21 +282,25 @@ double as_double(const py::object& value) {
   return result;
 }
 
-/// What a Python function says that n samples padded to the longest cost. Batches are made without
-/// the GIL.
+/// What a Python function says that n samples padded to the longest cost, or to the longest of each
+/// size. Batches are made without the GIL.
 Cost python_cost(const py::object& function) {
   const auto release_with_gil = [](py::object* last) {
     const py::gil_scoped_acquire gil;
     delete last;
   };
   const std::shared_ptr<py::object> kept(new py::object(function), release_with_gil);
-  return Cost::priced([kept](std::int64_t count, double longest) {
+  return Cost::joint([kept](std::int64_t count, std::span<const double> longest) {
     const py::gil_scoped_acquire gil;
-    const bool whole = longest == std::floor(longest) && longest < 0x1p53;
-    const py::object size = whole ? py::object(py::int_(static_cast<std::int64_t>(longest)))
-                                  : py::object(py::float_(longest));
+    py::tuple arguments(1 + longest.size());
+    arguments[0] = py::int_(count);
+    for (std::size_t i = 0; i < longest.size(); ++i) {
+      const bool whole = longest[i] == std::floor(longest[i]) && longest[i] < 0x1p53;
+      arguments[1 + i] = whole ? py::object(py::int_(static_cast<std::int64_t>(longest[i])))
+                               : py::object(py::float_(longest[i]));
+    }
     try {
-      const py::object price = invoke(*kept, count, size);
+      const py::object price = new_reference(PyObject_CallObject(kept->ptr(), arguments.ptr()));
       return PyLong_CheckExact(price.ptr()) ? as_double(price)
                                             : real_number(price.ptr(), {"what cost returns"});
     } catch (py::error_already_set& error) {
@@ -224,17 +317,22 @@ Cost python_cost(const py::object& function) {
 Limit limit_argument(const py::object& cost, const py::object& maximum) {
   const bool named = py::isinstance<py::str>(cost);
   const bool model = py::isinstance<MemoryModel>(cost);
+  const bool need = py::isinstance<PaddedNeed>(cost);
   TORCH_CHECK_TYPE(named || model || PyCallable_Check(cost.ptr()) != 0, "cost must be ",
                    Cost::names(), ", a fitted MemoryModel or a function of the number of samples ",
                    "and the longest, got ", text_of(py::repr(cost)));
   TORCH_CHECK_TYPE(PyNumber_Check(maximum.ptr()) != 0 && !PyComplex_Check(maximum.ptr()) &&
                        !py::isinstance<py::bool_>(maximum),
                    "max_total_size must be a positive number, got ", text_of(py::repr(maximum)));
-  const Cost kind = named ? Cost::named(text_of(cost)) : model ? Cost::sum() : python_cost(cost);
+  const Cost kind = named           ? Cost::named(text_of(cost))
+                    : model || need ? Cost::sum()
+                                    : python_cost(cost);
   const Limit limit = PyIndex_Check(maximum.ptr()) != 0
                           ? Limit(kind, integer_argument("max_total_size", maximum))
                           : Limit(kind, py::float_(maximum).cast<double>());
-  return model ? model_limit(cost.cast<const MemoryModel&>(), limit.whole()) : limit;
+  return model  ? model_limit(cost.cast<const MemoryModel&>(), limit.whole())
+         : need ? cost.cast<const PaddedNeed&>().limit(limit.whole())
+                : limit;
 }
 
 }  // namespace
@@ -250,7 +348,7 @@ std::vector<Limit> limits_argument(const py::list& costs, const py::list& maxima
 
 batching::Oversize oversize_argument(const std::string& oversize) {
   return word_argument<batching::Oversize>("oversize", oversize,
-                                           {"leave_out", "error", "alone", "truncate"});
+                                           {"leave_out", "error", "alone", "truncate", "split"});
 }
 
 batching::Position position_argument(const py::object& cursor, const py::object& segments) {
@@ -355,8 +453,22 @@ Example:
         return interruptibly([&] { return batching::report(*self.core, seed, world_size, from); });
       });
 
+  py::class_<KeptIndex, SharedIndex>(m, "SampleIndex")
+      .def(py::init(&open_index), py::arg("sizes"), py::arg("folder"), py::arg("data"))
+      .def_property_readonly("fingerprint",
+                             [](const KeptIndex& self) { return self.core->fingerprint(); })
+      .def_property_readonly("made", [](const KeptIndex& self) { return self.core->made(); })
+      .def("take_notes", [](const KeptIndex& self) { return self.core->take_notes(); })
+      .def("make_epoch", [](const SharedIndex& self, const SampleBatching& batching,
+                            const std::string& settings, std::uint64_t seed,
+                            std::int64_t world_size) {
+        interruptibly([&] { (void)epoch_index(batching, self, settings, seed, world_size, true); });
+      });
+  m.def("data_file_state", [](const std::string& file) { return batching::data_file_state(file); });
   m.def("ordered_batching", &ordered);
-  m.def("packed_batching", &packed);
+  m.def("packed_batching", &packed, py::arg("sizes"), py::arg("costs"), py::arg("maxima"),
+        py::arg("indices"), py::arg("shuffle"), py::arg("window"), py::arg("oversize"),
+        py::arg("batch_multiple"), py::arg("index"), py::arg("work") = py::none());
   m.def("bucket_batching", &bucketed);
   m.def("epoch_seed", &batching::epoch_seed);
   m.def("fingerprint", [](const py::object& sizes) {

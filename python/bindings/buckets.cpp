@@ -50,11 +50,17 @@ py::tuple group_by_bucket(const py::object& sizes, const py::object& boundaries)
   return py::make_tuple(to_tensor(std::move(result.indices)), to_tensor(std::move(result.offsets)));
 }
 
-py::list balance(const py::object& costs, const py::object& parts, bool equal_count) {
+/// @param sizes under `most`, if they are not None.
+py::list balance(const py::object& costs, const py::object& parts, bool equal_count,
+                 const py::object& sizes, double most) {
   const at::Tensor tensor = column_of<double>("costs", costs);
   const std::int64_t count = integer_argument("parts", parts);
-  const batching::Batches division =
-      without_gil([&] { return batching::balance(values_of<double>(tensor), count, equal_count); });
+  const at::Tensor capped = sizes.is_none() ? at::Tensor() : column_of<double>("sizes", sizes);
+  const batching::Batches division = interruptibly([&] {
+    return capped.defined() ? batching::balance(values_of<double>(tensor), count,
+                                                {values_of<double>(capped), most}, equal_count)
+                            : batching::balance(values_of<double>(tensor), count, equal_count);
+  });
   py::list result(division.count());
   for (std::size_t part = 0; part < division.count(); ++part) {
     PyObject* const list = as_list(division[part]);
@@ -64,6 +70,15 @@ py::list balance(const py::object& costs, const py::object& parts, bool equal_co
     PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(part), list);
   }
   return result;
+}
+
+std::int64_t fewest_parts(const py::object& sizes, double most, const py::object& multiple_of,
+                          bool equal_count) {
+  const at::Tensor tensor = column_of<double>("sizes", sizes);
+  const std::int64_t multiple = integer_argument("multiple_of", multiple_of);
+  return interruptibly([&] {
+    return batching::fewest_parts({values_of<double>(tensor), most}, multiple, equal_count);
+  });
 }
 
 py::object flops(const py::object& lengths, double linear, double squared) {
@@ -84,7 +99,9 @@ py::object flops(const py::object& lengths, double linear, double squared) {
 void register_buckets(py::module_& m) {
   m.def("create_buckets", &create_buckets);
   m.def("least_padding_boundaries", &least_padding_boundaries);
-  m.def("balance", &balance);
+  m.def("balance", &balance, py::arg("costs"), py::arg("parts"), py::arg("equal_count"),
+        py::arg("sizes") = py::none(), py::arg("cap") = 0.0);
+  m.def("fewest_parts", &fewest_parts);
   m.def("flops", &flops);
   m.def("group_by_bucket", &group_by_bucket);
 }

@@ -58,6 +58,7 @@ void register_dist(py::module_& m) {
           [](Agreement& self, std::int64_t items) { self.lengths.own = items; })
       .def_property_readonly("longest", [](const Agreement& self) { return self.lengths.longest; })
       .def_property_readonly("parts", [](const Agreement& self) { return self.lengths.parts; })
+      .def("meet_in_attempts", &Agreement::meet_in_attempts)
       .def("unsettle", [](Agreement& self) { self.count_exchange(false); });
 }
 

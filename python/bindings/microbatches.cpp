@@ -1,6 +1,7 @@
 #include <brim/adapt/detail/batch_pass.h>
 #include <brim/adapt/detail/gradient_reduction.h>
 #include <brim/adapt/detail/item_contrast.h>
+#include <brim/adapt/detail/joint_pass.h>
 #include <brim/adapt/detail/split_check.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
@@ -88,6 +89,64 @@ py::object run(detail::BatchPass& pass, std::int64_t items, std::int64_t size,
       ranks ? &*ranks : nullptr));
 }
 
+py::list list_of(const std::vector<at::Tensor>& tensors) {
+  py::list result;  // NOLINT(misc-const-correctness): it is filled below
+  for (const at::Tensor& tensor : tensors) {
+    result.append(to_python(tensor));
+  }
+  return result;
+}
+
+/// The functions of a pass whose loss needs all items, see detail::JointPass.
+/// @param more (take, put_back) of random states that are Python's
+/// @param buffers (names, tensors, those that may carry over)
+/// @param ranks (agreement, sum), or None
+py::object run_joint(detail::BatchPass& pass, const std::vector<std::int64_t>& items,
+                     std::int64_t size, const py::object& encode, const py::object& loss,
+                     const py::object& backward, const py::object& device, const py::tuple& more,
+                     const py::tuple& buffers, const py::object& ranks) {
+  const py::object take = more[0];
+  const py::object put_back = more[1];
+  const detail::JointPass::Work work{
+      .items = items,
+      .encode =
+          [&](std::size_t encoder, std::int64_t begin, std::int64_t end) {
+            return tensors_argument(invoke(encode, encoder, begin, end));
+          },
+      .loss =
+          [&](const std::vector<std::vector<at::Tensor>>& outputs) {
+            py::list all;  // NOLINT(misc-const-correctness): it is filled below
+            for (const std::vector<at::Tensor>& each : outputs) {
+              all.append(list_of(each));
+            }
+            const py::object result = invoke(loss, all);
+            const at::Tensor* value = tensor_in(result.ptr());
+            TORCH_CHECK_TYPE(value != nullptr, "loss must return a tensor, got ",
+                             Py_TYPE(result.ptr())->tp_name);
+            return *value;
+          },
+      .backward =
+          [&](const std::vector<at::Tensor>& roots, const std::vector<at::Tensor>& gradients) {
+            release(invoke(backward, list_of(roots),
+                           gradients.empty() ? py::object(py::none()) : list_of(gradients)));
+          },
+      .device = device_argument(device),
+      .more = {.take = [&] { return invoke(take).cast<std::int64_t>(); },
+               .put_back = [&](std::int64_t number) { release(invoke(put_back, number)); }},
+      .buffers = {.tensors = tensors_argument(buffers[1]),
+                  .names = buffers[0].cast<std::vector<std::string>>()},
+      .carried = tensors_argument(buffers[2])};
+  py::object add;
+  const auto sum = [&](const at::Tensor& tensor) { release(invoke(add, to_python(tensor))); };
+  std::optional<detail::JointPass::Ranks> all;
+  if (!ranks.is_none()) {
+    add = ranks.cast<py::tuple>()[1];
+    all = {.agreement = ranks.cast<py::tuple>()[0].cast<Agreement*>(), .sum = sum};
+  }
+  const at::Tensor value = detail::JointPass::run(pass, work, size, all ? &*all : nullptr);
+  return value.defined() ? to_python(value) : py::object(py::none());
+}
+
 /// detail::SplitCheck and the items that it compares.
 class SplitCheck {
  public:
@@ -162,6 +221,7 @@ void register_microbatches(py::module_& m) {
         return std::make_unique<detail::BatchPass>(reduction_argument(reduction));
       }))
       .def("run", &run)
+      .def("run_joint", &run_joint)
       .def("name", [](detail::BatchPass& self,
                       const py::sequence& leaves) { self.name(tensors_argument(leaves)); })
       .def("not_named",

@@ -80,6 +80,7 @@ PYBIND11_MODULE(_C, m) {
   brim::python::register_allocator_model(m);
   brim::python::register_adapt(m);
   brim::python::register_microbatches(m);
+  brim::python::register_mixture(m);
   brim::python::register_batching(m);
   brim::python::register_buckets(m);
   brim::python::register_dist(m);
@@ -87,6 +88,7 @@ PYBIND11_MODULE(_C, m) {
   brim::python::register_fake_tensor(m);
   brim::python::register_fit(m);
   brim::python::register_nn(m);
+  brim::python::register_packed_row(m);
   brim::python::register_testing(m);
   brim::python::register_undoing(m);
 }

@@ -17,6 +17,17 @@
 
 namespace brim::python {
 
+/// Sizes are added up in double precision, which tells ints below 2^53 from the next.
+inline py::list within_exact(const py::list& maxima) {
+  py::list result;
+  const py::int_ most((std::int64_t{1} << 53) - 1);
+  for (const py::handle maximum : maxima) {
+    const bool beyond = PyLong_Check(maximum.ptr()) && maximum > most;
+    result.append(beyond ? most : maximum);
+  }
+  return result;
+}
+
 /// A stream of the core that reads samples from a Python iterable and asks a Python function for
 /// their sizes.
 template <template <class> class Stream>
@@ -59,17 +70,6 @@ class PythonStream {
   }
 
  private:
-  /// Sizes are added up in double precision, which tells ints below 2^53 from the next.
-  static py::list within_exact(const py::list& maxima) {
-    py::list result;
-    const py::int_ most((std::int64_t{1} << 53) - 1);
-    for (const py::handle maximum : maxima) {
-      const bool beyond = PyLong_Check(maximum.ptr()) && maximum > most;
-      result.append(beyond ? most : maximum);
-    }
-    return result;
-  }
-
   std::optional<py::object> read() {
     auto sample = py::reinterpret_steal<py::object>(PyIter_Next(samples_.ptr()));
     if (!sample && PyErr_Occurred() != nullptr) {

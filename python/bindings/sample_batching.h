@@ -24,7 +24,7 @@ struct SampleBatching {
 std::vector<batching::Limit> limits_argument(const pybind11::list& costs,
                                              const pybind11::list& maxima);
 
-/// "leave_out", "error", "alone" or "truncate". @throws c10::ValueError for others.
+/// "leave_out", "error", "alone", "truncate" or "split". @throws c10::ValueError for others.
 batching::Oversize oversize_argument(const std::string& oversize);
 
 /// A position of a BatchStream as state_dict() writes it.

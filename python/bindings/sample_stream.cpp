@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "block_stream.h"
 #include "numbers.h"
 #include "python_stream.h"
 #include "sample_batching.h"
@@ -31,19 +32,57 @@ std::unique_ptr<SampleStream> sample_stream(const py::iterable& samples, py::obj
                                         oversize_argument(oversize), skip);
 }
 
-std::unique_ptr<LookAheadStream> look_ahead_stream(
-    const py::iterable& samples, py::object sizeof_sample, const py::list& costs,
-    const py::list& maxima, std::size_t measured, std::int64_t lookahead,
-    std::vector<double> boundaries, bool shuffle, std::uint64_t seed, const std::string& oversize,
-    std::int64_t batch_multiple, std::int64_t rank, std::int64_t world_size) {
-  const batching::LookAheadOptions options{.samples = lookahead,
-                                           .boundaries = std::move(boundaries),
-                                           .shuffle = shuffle,
-                                           .seed = seed,
-                                           .oversize = oversize_argument(oversize),
-                                           .batch_multiple = batch_multiple};
+batching::LookAheadOptions look_ahead_options(const py::dict& given) {
+  return {.samples = given["lookahead"].cast<std::int64_t>(),
+          .boundaries = given["boundaries"].cast<std::vector<double>>(),
+          .shuffle = given["shuffle"].cast<bool>(),
+          .seed = given["seed"].cast<std::uint64_t>(),
+          .oversize = oversize_argument(given["oversize"].cast<std::string>()),
+          .batch_multiple = given["batch_multiple"].cast<std::int64_t>(),
+          .size_multiple = given["size_multiple"].cast<std::int64_t>()};
+}
+
+std::unique_ptr<LookAheadStream> look_ahead_stream(const py::iterable& samples,
+                                                   py::object sizeof_sample, const py::list& costs,
+                                                   const py::list& maxima, std::size_t measured,
+                                                   const py::dict& options, const py::object& cut,
+                                                   std::int64_t rank, std::int64_t world_size) {
+  const auto part = [cut](const py::object& sample, std::int64_t begin, std::int64_t end,
+                          std::int64_t size) { return py::object(cut(sample, begin, end, size)); };
   return std::make_unique<LookAheadStream>(samples, std::move(sizeof_sample), costs, maxima,
-                                           measured, options, batching::Ranks{rank, world_size});
+                                           measured, look_ahead_options(options),
+                                           batching::Ranks{rank, world_size}, part);
+}
+
+std::unique_ptr<BlockStream> block_stream(const py::iterable& blocks, py::object sizes_of,
+                                          const py::list& costs, const py::list& maxima,
+                                          std::size_t measured, const py::dict& options,
+                                          const py::object& /*cut*/, std::int64_t rank,
+                                          std::int64_t world_size) {
+  return std::make_unique<BlockStream>(blocks, std::move(sizes_of), costs, maxima, measured,
+                                       look_ahead_options(options),
+                                       batching::Ranks{rank, world_size});
+}
+
+/// What streams have whose samples are read ahead.
+template <class Stream>
+void bind_look_ahead(py::class_<Stream>& type) {
+  type.def("seek",
+           [](Stream& self, const py::object& cursor, const py::object& segments) {
+             self.core().seek(position_argument(cursor, segments));
+           })
+      .def("position",
+           [](Stream& self, std::int64_t batches) {
+             py::dict state;
+             write_position(self.core().position(batches), state);
+             return state;
+           })
+      .def_property_readonly("fingerprints",
+                             [](Stream& self) { return self.core().fingerprints(); })
+      .def_property_readonly("sizes_differ",
+                             [](Stream& self) { return self.core().sizes_differ(); })
+      .def_property_readonly("left_out",
+                             [](Stream& self) { return left_out_of(self.core().left_out()); });
 }
 
 /// Sizes in a sequence, as int64 if all are ints, else as float64. `name` goes into errors.
@@ -105,25 +144,18 @@ void register_sample_stream(py::module_& m) {
       .def_property_readonly("batches", [](SampleStream& self) { return self.core().batches(); })
       .def_property_readonly("begin", [](SampleStream& self) { return self.core().begin(); })
       .def_property_readonly("left_out", [](SampleStream& self) { return self.core().left_out(); });
-  LookAheadStream::bind(m, "LookAheadStream")
-      .def(py::init(&look_ahead_stream))
-      .def("skip", [](LookAheadStream& self) { return self.core().skip(); })
-      .def("seek",
-           [](LookAheadStream& self, const py::object& cursor, const py::object& segments) {
-             self.core().seek(position_argument(cursor, segments));
-           })
-      .def("position",
-           [](LookAheadStream& self, std::int64_t batches) {
-             py::dict state;
-             write_position(self.core().position(batches), state);
-             return state;
-           })
-      .def_property_readonly("fingerprints",
-                             [](LookAheadStream& self) { return self.core().fingerprints(); })
-      .def_property_readonly("sizes_differ",
-                             [](LookAheadStream& self) { return self.core().sizes_differ(); })
-      .def_property_readonly(
-          "left_out", [](LookAheadStream& self) { return left_out_of(self.core().left_out()); });
+  auto samples = LookAheadStream::bind(m, "LookAheadStream");
+  samples.def(py::init(&look_ahead_stream)).def("skip", [](LookAheadStream& self) {
+    return self.core().skip();
+  });
+  bind_look_ahead(samples);
+  py::class_<BlockStream> blocks(m, "BlockStream");
+  blocks.def(py::init(&block_stream))
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", &BlockStream::next)
+      .def("skip", &BlockStream::skip)
+      .def_property_readonly("read", [](BlockStream& self) { return self.core().samples_read(); });
+  bind_look_ahead(blocks);
   m.def("compare_exchange", &compare_exchange);
   m.def("check_limits",
         [](const py::list& costs, const py::list& maxima) { limits_argument(costs, maxima); });

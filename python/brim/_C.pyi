@@ -1,7 +1,7 @@
 """Types of the C++ core's bindings. Python code imports these through `brim` and `brim.memory`."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Signature
 from pathlib import Path
 from typing import (
@@ -177,10 +177,37 @@ class GroupChannel:
     @property
     def ranks(self) -> int: ...
 
+class PaddedNeed:
+    """About how many bytes a batch needs whose samples are padded in several sizes."""
+
+    def __init__(self, sizes: int, weights: Sequence[float]) -> None: ...
+    sizes: Final[int]
+    weights: Final[list[float]]
+    terms: Final[list[str]]
+    def __call__(self, n: float, *longest: float) -> float: ...
+
+class EvenSteps:
+    def __init__(
+        self, channel: GroupChannel | None, at_end: str, ahead: int, done: int, total: int | None
+    ) -> None: ...
+    def read(self) -> None: ...
+    def end(self) -> None: ...
+    def compare(self, first: int) -> None: ...
+    def step(self) -> bool: ...
+    def fail(self, why: str) -> None: ...
+    to_read: Final[int]
+    steps: Final[int]
+    batches_read: Final[int]
+    total: Final[int | None]
+    ended: Final[bool]
+    agrees_next: Final[bool]
+    exchanges: Final[int]
+    all_begin_alike: Final[bool]
+
 class FitRanks:
     """The ranks of a group that measure together."""
 
-    def __init__(self, channel: GroupChannel) -> None: ...
+    def __init__(self, channel: GroupChannel, what: str = "fit") -> None: ...
     def least(self, number: int) -> int: ...
     def same(self, text: str) -> None: ...
     def fail(self, why: str) -> None: ...
@@ -194,6 +221,7 @@ class Agreement:
     def __init__(self, channel: GroupChannel, options: AgreementOptions, function: str) -> None: ...
     def refuse_call(self, why: str) -> None: ...
     def vote_with(self, vote: Callable[[bool], bool]) -> None: ...
+    def meet_in_attempts(self, meet: bool) -> None: ...
     def unsettle(self) -> None: ...
     length: int
     @property
@@ -235,6 +263,18 @@ class BatchPass:
         scale: Callable[[Tensor], Tensor] | None,
         all_ranks: tuple[int, float, Callable[[list[float]], list[float]]] | None,
     ) -> Tensor: ...
+    def run_joint(
+        self,
+        items: Sequence[int],
+        size: int,
+        encode: Callable[[int, int, int], Sequence[Tensor]],
+        loss: Callable[[list[list[Tensor]]], Tensor],
+        backward: Callable[[list[Tensor], list[Tensor] | None], None],
+        device: object,
+        more: tuple[Callable[[], int], Callable[[int], None]],
+        buffers: tuple[list[str], list[Tensor], list[Tensor]],
+        ranks: tuple[Agreement, Callable[[Tensor], None]] | None,
+    ) -> Tensor | None: ...
     def finish(self) -> None: ...
     def undo(self) -> None: ...
     def pool(self, loss: Tensor, count: float, shape: float) -> None: ...
@@ -541,15 +581,41 @@ class SampleBatching:
         description: dict[str, Any],
     ) -> BatchRun: ...
     def count(
-        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
+        self,
+        seed: int,
+        rank: int,
+        world_size: int,
+        cursor: _Ints,
+        segments: Sequence[_Ints],
+        index: SampleIndex | None,
+        settings: str,
     ) -> int: ...
     def plan(
-        self, seed: int, rank: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
+        self,
+        seed: int,
+        rank: int,
+        world_size: int,
+        cursor: _Ints,
+        segments: Sequence[_Ints],
+        index: SampleIndex | None,
+        settings: str,
+        first: int,
+        end: int | None,
     ) -> tuple[Tensor, Tensor]: ...
     def report(
         self, seed: int, world_size: int, cursor: _Ints, segments: Sequence[_Ints]
     ) -> PlanReport: ...
 
+class SampleIndex:
+    fingerprint: Final[int]
+    made: Final[int]
+    def __init__(self, sizes: Tensor, folder: str, data: str) -> None: ...
+    def take_notes(self) -> list[str]: ...
+    def make_epoch(
+        self, batching: SampleBatching, settings: str, seed: int, world_size: int
+    ) -> None: ...
+
+def data_file_state(file: str) -> str: ...
 def compare_exchange(words: Tensor, place: int, expected: int, desired: int) -> bool: ...
 
 class LookAheadStream:
@@ -560,12 +626,8 @@ class LookAheadStream:
         costs: list[Any],
         maxima: list[Any],
         measured: int,
-        lookahead: int,
-        boundaries: Sequence[float],
-        shuffle: bool,
-        seed: int,
-        oversize: str,
-        batch_multiple: int,
+        options: dict[str, Any],
+        cut: Callable[[Any, int, int, int], Any],
         rank: int,
         world_size: int,
     ) -> None: ...
@@ -578,6 +640,56 @@ class LookAheadStream:
     fingerprints: Final[list[int]]
     sizes_differ: Final[bool]
     left_out: Final[dict[str, torch.Tensor]]
+
+class BlockStream(LookAheadStream):
+    def __next__(self) -> list[tuple[Any, Tensor]]: ...
+
+class MixedSamples:
+    def __init__(
+        self,
+        begin: Callable[[int], Iterator[Any]],
+        words: Tensor,
+        seed: int,
+        at_end: str,
+        sizeof: Callable[[Any], Any] | None,
+        past: list[tuple[int, int, list[float]]],
+        drawn: int,
+        follow: bool,
+    ) -> None: ...
+    def __iter__(self) -> MixedSamples: ...
+    def __next__(self) -> Any: ...
+    taken: Final[int]
+    changes: Final[list[tuple[int, int, list[float]]]]
+
+def set_weights(words: Tensor, weights: list[float], stamp: int) -> None: ...
+def weights_now(words: Tensor) -> list[float]: ...
+
+class PackedRow:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        document_multiple: int = 1,
+        row_multiple: int = 1,
+        row_length: int = 0,
+    ) -> None: ...
+    documents: Final[int]
+    size: Final[int]
+    longest: Final[int]
+    def length(self, document: int) -> int: ...
+    def offsets(self) -> Tensor: ...
+    def token_offsets(self) -> Tensor: ...
+    def positions(self, begins: Sequence[int]) -> Tensor: ...
+    def document_ids(self) -> Tensor: ...
+    def gather(self, values: list[Any], name: str, begins: Sequence[int], pad: int) -> Tensor: ...
+    def shift(self, values: Tensor, following: Sequence[int], none: int) -> None: ...
+    def mask_first(self, values: Tensor, none: int) -> None: ...
+    def blocks(self, block: int, causal: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+class DocumentParts:
+    def __init__(self, sizes: Tensor, largest: int) -> None: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: int) -> tuple[int, int, int]: ...
+    def sizes(self) -> Tensor: ...
 
 class SampleStream:
     def __init__(
@@ -606,6 +718,7 @@ def ordered_batching(
     shuffle: bool,
     oversize: str,
     batch_multiple: int,
+    index: SampleIndex | None,
 ) -> SampleBatching: ...
 def packed_batching(
     sizes: list[Tensor],
@@ -616,6 +729,8 @@ def packed_batching(
     window: int | None,
     oversize: str,
     batch_multiple: int,
+    index: SampleIndex | None,
+    work: Tensor | None = None,
 ) -> SampleBatching: ...
 def bucket_batching(
     bucket_sizes: Tensor,
@@ -628,6 +743,7 @@ def bucket_batching(
     shuffle: bool,
     oversize: str,
     batch_multiple: int,
+    index: SampleIndex | None,
 ) -> SampleBatching: ...
 def epoch_seed(seed: int, epoch: int) -> int: ...
 def fingerprint(sizes: Tensor) -> int: ...
@@ -641,13 +757,14 @@ def make_adaptive(
 def fit_batching(
     sizes: Tensor,
     work: Callable[[list[int]], object],
-    make: Callable[[int, MemoryModel | None], SampleBatching],
+    make: Callable[[int, MemoryModel | PaddedNeed | None], SampleBatching],
     padded: bool,
     budget: int,
     device: _Device,
     probes: int,
     ranks: FitRanks | None,
-) -> tuple[int, MemoryModel | None, float]: ...
+    columns: int,
+) -> tuple[int, MemoryModel | PaddedNeed | None, float]: ...
 def fit_weights(
     features: Tensor,
     columns: int,
@@ -661,7 +778,14 @@ def create_buckets(
     sizes: Tensor, max_width: int, min_bucket_count: int
 ) -> tuple[Tensor, Tensor]: ...
 def least_padding_boundaries(sizes: Tensor, buckets: int) -> Tensor: ...
-def balance(costs: torch.Tensor, parts: int, equal_count: bool) -> list[list[int]]: ...
+def balance(
+    costs: torch.Tensor,
+    parts: int,
+    equal_count: bool,
+    sizes: torch.Tensor | None = None,
+    cap: float = 0.0,
+) -> list[list[int]]: ...
+def fewest_parts(sizes: torch.Tensor, cap: float, multiple_of: int, equal_count: bool) -> int: ...
 def flops(lengths: torch.Tensor, linear: float, squared: float) -> torch.Tensor: ...
 def group_by_bucket(sizes: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor]: ...
 def least_kept(

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "batching/capped.h"
 #include "batching/descending_sort.h"
 #include "batching/differencing.h"
+#include "batching/division.h"
 #include "batching/least_loaded.h"
 #include "check_argument.h"
 
@@ -17,6 +20,7 @@ namespace {
 
 using brim::detail::check_argument;
 using detail::Differencing;
+using detail::Division;
 using detail::LeastLoaded;
 
 // Within this share of the bound, two divisions are equally good.
@@ -28,12 +32,6 @@ constexpr std::size_t kMostItems = std::size_t{1} << 31;
 constexpr std::size_t kSomeItems = 16384;
 constexpr std::size_t kSomeItemsPerPart = 128;
 constexpr std::size_t kShareFromAmongAll = 4;  // a fourth of them; the others are the last ones
-
-/// The part of each item, by its place in the order of descending costs, and the largest load.
-struct Division {
-  std::vector<std::uint32_t> part;
-  double largest = 0.0;
-};
 
 /// What the largest load cannot be below, for costs that descend.
 double least_possible(std::span<const double> costs, std::size_t parts, bool equal_count) {
@@ -53,7 +51,8 @@ double least_possible(std::span<const double> costs, std::size_t parts, bool equ
   return std::max({costs.front() + others, crowded, whole ? std::ceil(mean) : mean});
 }
 
-/// All ways to divide the costs, which descend, among no more parts than there are items.
+/// All ways to divide the costs, which descend, among no more parts than there are items. Parts of
+/// a division are by the place of an item in that order.
 class Divider {
  public:
   Divider(std::span<const double> costs, std::size_t parts, bool equal_count)
@@ -196,44 +195,114 @@ class Divider {
   double good_;  // a largest load with which there is nothing to gain
 };
 
-}  // namespace
-
-Batches balance(std::span<const double> costs, std::int64_t parts, bool equal_count) {
+void check_parts(std::int64_t parts) {
   check_argument(parts >= 1 && parts <= kMostParts, "parts must be from 1 to 2^24, got ", parts);
-  check_argument(costs.size() < kMostItems, "costs must be fewer than 2^31, got ", costs.size());
-  for (std::size_t i = 0; i < costs.size(); ++i) {
-    check_argument(costs[i] >= 0 && std::isfinite(costs[i]),
-                   "costs must be finite and not negative, got ", costs[i], " at index ", i);
+}
+
+void check_numbers(std::span<const double> numbers, const char* name) {
+  check_argument(numbers.size() < kMostItems, name, " must be fewer than 2^31, got ",
+                 numbers.size());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    check_argument(numbers[i] >= 0 && std::isfinite(numbers[i]), name,
+                   " must be finite and not negative, got ", numbers[i], " at index ", i);
   }
-  const auto count = static_cast<std::size_t>(parts);
-  std::vector<std::uint32_t> part_of(costs.size());
-  if (count > 1 && !costs.empty()) {
-    std::vector<std::uint32_t> order;
-    detail::DescendingSort()(costs, order);
-    std::vector<double> sorted(costs.size());
-    std::transform(order.begin(), order.end(), sorted.begin(),
-                   [&](std::uint32_t item) { return costs[item]; });
-    // One item a part is as good as it gets: the other parts are empty.
-    const std::size_t used = std::min(count, costs.size());
-    const Division division = Divider(sorted, used, equal_count).best();
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      part_of[order[i]] = division.part[i];
-    }
+}
+
+void check_cap(const Cap& cap) {
+  check_argument(cap.most > 0 && std::isfinite(cap.most), "cap must be positive and finite, got ",
+                 cap.most);
+  check_numbers(cap.sizes, "sizes");
+  for (std::size_t i = 0; i < cap.sizes.size(); ++i) {
+    check_argument(cap.sizes[i] <= cap.most, "item ", i, " exceeds the cap by itself: its size is ",
+                   cap.sizes[i], ", cap is ", cap.most);
   }
+}
+
+/// Whether no part is over the cap, as sums in the order of the items say.
+bool holds(const Division& division, const Cap& cap, std::size_t parts) {
+  std::vector<double> totals(parts);
+  for (std::size_t i = 0; i < cap.sizes.size(); ++i) {
+    totals[division.part[i]] += cap.sizes[i];
+  }
+  return std::ranges::all_of(totals, [&](double total) { return total <= cap.most; });
+}
+
+Batches batches_of(const Division& division, std::span<const double> costs, std::size_t parts) {
   Batches result;
-  result.loads.assign(count, 0.0);
-  result.offsets.assign(count + 1, 0);
+  result.loads.assign(parts, 0.0);
+  result.offsets.assign(parts + 1, 0);
   for (std::size_t i = 0; i < costs.size(); ++i) {
-    result.loads[part_of[i]] += costs[i];
-    ++result.offsets[part_of[i] + 1];
+    result.loads[division.part[i]] += costs[i];
+    ++result.offsets[division.part[i] + 1];
   }
   std::partial_sum(result.offsets.begin(), result.offsets.end(), result.offsets.begin());
   std::vector<std::int64_t> place(result.offsets.begin(), result.offsets.end() - 1);
   result.indices.resize(costs.size());
   for (std::size_t i = 0; i < costs.size(); ++i) {
-    result.indices[static_cast<std::size_t>(place[part_of[i]]++)] = static_cast<std::int64_t>(i);
+    result.indices[static_cast<std::size_t>(place[division.part[i]]++)] =
+        static_cast<std::int64_t>(i);
   }
   return result;
+}
+
+}  // namespace
+
+Division detail::divide(std::span<const double> costs, std::size_t parts, bool equal_count) {
+  Division result{std::vector<std::uint32_t>(costs.size())};
+  // One item a part is as good as it gets: the other parts are empty.
+  const std::size_t used = std::min(parts, costs.size());
+  if (used <= 1) {
+    result.largest = std::accumulate(costs.begin(), costs.end(), 0.0);
+    return result;
+  }
+  std::vector<std::uint32_t> order;
+  detail::DescendingSort()(costs, order);
+  std::vector<double> sorted(costs.size());
+  std::transform(order.begin(), order.end(), sorted.begin(),
+                 [&](std::uint32_t item) { return costs[item]; });
+  const Division division = Divider(sorted, used, equal_count).best();
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    result.part[order[i]] = division.part[i];
+  }
+  result.largest = division.largest;
+  return result;
+}
+
+Batches balance(std::span<const double> costs, std::int64_t parts, bool equal_count) {
+  check_parts(parts);
+  check_numbers(costs, "costs");
+  const auto count = static_cast<std::size_t>(parts);
+  return batches_of(detail::divide(costs, count, equal_count), costs, count);
+}
+
+Batches balance(std::span<const double> costs, std::int64_t parts, const Cap& cap,
+                bool equal_count) {
+  check_parts(parts);
+  check_numbers(costs, "costs");
+  check_argument(cap.sizes.size() == costs.size(), "sizes must be as many as costs, ", costs.size(),
+                 ", got ", cap.sizes.size());
+  check_cap(cap);
+  const auto count = static_cast<std::size_t>(parts);
+  const Division free = detail::divide(costs, count, equal_count);
+  if (holds(free, cap, count)) {
+    return batches_of(free, costs, count);
+  }
+  detail::CappedDivider divider(costs, cap.sizes, cap.most, equal_count);
+  const std::optional<Division> division = divider.divide(count);
+  check_argument(division.has_value(), "no division of ", costs.size(), " items into parts=", parts,
+                 " under cap=", cap.most, " was found: ", divider.fewest_parts(),
+                 " parts hold them, and fewer than ", divider.least_parts(), " cannot");
+  return batches_of(*division, costs, count);
+}
+
+std::int64_t fewest_parts(const Cap& cap, std::int64_t multiple_of, bool equal_count) {
+  check_argument(multiple_of >= 1 && multiple_of <= kMostParts,
+                 "multiple_of must be from 1 to 2^24, got ", multiple_of);
+  check_cap(cap);
+  const auto multiple = static_cast<std::size_t>(multiple_of);
+  detail::CappedDivider divider(cap.sizes, cap.sizes, cap.most, equal_count);
+  const std::size_t parts = std::max(divider.fewest_parts(), std::size_t{1});
+  return static_cast<std::int64_t>((parts + multiple - 1) / multiple * multiple);
 }
 
 }  // namespace brim::batching

@@ -104,10 +104,10 @@ std::vector<std::size_t> steps_in_order(const std::vector<Piece>& pieces, std::s
 
 }  // namespace
 
-void balance_ranks(Batches& block, std::int64_t world_size, std::int64_t step_offset, bool last,
-                   std::vector<LeftOut>& left_out) {
+std::size_t balance_ranks(Batches& block, std::int64_t world_size, std::int64_t step_offset,
+                          bool last, std::vector<LeftOut>& left_out) {
   if (world_size == 1) {
-    return;
+    return 0;
   }
   const auto world = static_cast<std::size_t>(world_size);
   const auto before = static_cast<std::size_t>(step_offset);
@@ -135,6 +135,7 @@ void balance_ranks(Batches& block, std::int64_t world_size, std::int64_t step_of
                          pieces[piece].samples.end());
     block.close(pieces[piece].load);
   }
+  return head;
 }
 
 void drop_front(Batches& block, std::size_t count) {

@@ -15,8 +15,10 @@ namespace brim::batching::detail {
 /// @param step_offset the number of batches of the first step that are in the block before.
 /// @param last whether the epoch ends with this block: then the last step is made complete by
 ///     splitting batches; what cannot be split is moved to `left_out`.
-BRIM_API void balance_ranks(Batches& block, std::int64_t world_size, std::int64_t step_offset,
-                            bool last, std::vector<LeftOut>& left_out);
+/// @return the number of batches before the first whole step.
+BRIM_API std::size_t balance_ranks(Batches& block, std::int64_t world_size,
+                                   std::int64_t step_offset, bool last,
+                                   std::vector<LeftOut>& left_out);
 
 /// Takes the first `count` batches away.
 BRIM_API void drop_front(Batches& block, std::size_t count);

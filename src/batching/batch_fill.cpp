@@ -59,6 +59,7 @@ void BatchFill::add(std::span<const double> sizes) { parts_->fill.add(parts_->ch
 void BatchFill::truncate(std::span<double> sizes) const {
   std::vector<double>& largest = parts_->largest;
   for (std::size_t i = largest.size(); i < parts_->columns.size(); ++i) {
+    detail::refuse_to_truncate(parts_->columns[i].limit);
     largest.push_back(parts_->columns[i].limit.largest_real_size());
   }
   (void)parts_->check(sizes);

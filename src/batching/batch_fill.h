@@ -5,10 +5,13 @@
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <span>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -42,7 +45,9 @@ template <class Number>
       return n * longest * (longest + kLinearFlops);
     case Cost::Kind::sum:     // of samples that are not padded: SumFill
     case Cost::Kind::custom:  // computed by its own function
+    case Cost::Kind::joined:  // part of another column's cost
     case Cost::Kind::padded:
+    case Cost::Kind::padded_product:
       break;
   }
   return n * longest;
@@ -75,6 +80,25 @@ class SumFill {
   T total_ = 0;
 };
 
+/// How many samples of which each costs this much stay within a maximum.
+template <class Number, class T>
+[[nodiscard]] std::int64_t count_within(Number each, T maximum) {
+  constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+  if (each == 0) {
+    return kUnlimited;
+  }
+  if constexpr (std::is_same_v<T, double>) {
+    const double times = std::floor(maximum / each);
+    if (!(times < 0x1p62)) {
+      return kUnlimited;
+    }
+    // The quotient may be rounded up to the next whole number.
+    return static_cast<std::int64_t>(times) - (times * each > maximum ? 1 : 0);
+  } else {
+    return each > maximum ? 0 : maximum / static_cast<std::int64_t>(each);
+  }
+}
+
 /// How full a batch is under a cost of its number of samples and its longest sample.
 template <class T>
 class PaddedFill {
@@ -104,22 +128,8 @@ class PaddedFill {
     if (kind_ == Cost::Kind::custom) {
       return limit_->cost().largest_count()(static_cast<double>(longest), limit_->real());
     }
-    constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
     using Number = std::conditional_t<std::is_same_v<T, double>, double, Wide>;
-    const auto each = padded_cost<Number>(kind_, 1, longest);
-    if (each == 0) {
-      return kUnlimited;
-    }
-    if constexpr (std::is_same_v<T, double>) {
-      const double times = std::floor(maximum_ / each);
-      if (!(times < 0x1p62)) {
-        return kUnlimited;
-      }
-      // The quotient may be rounded up to the next whole number.
-      return static_cast<std::int64_t>(times) - (times * each > maximum_ ? 1 : 0);
-    } else {
-      return each > maximum_ ? 0 : maximum_ / static_cast<std::int64_t>(each);
-    }
+    return count_within(padded_cost<Number>(kind_, 1, longest), maximum_);
   }
 
   /// The share of the budget that is used.
@@ -139,6 +149,144 @@ class PaddedFill {
   T longest_ = 0;
   std::int64_t cap_ = 0;  // largest_count(longest_), asked only when a longer sample comes
 };
+
+/// How full a batch is whose samples are padded in several sizes, to the longest of each, under one
+/// cost of them all.
+template <class T>
+class JointFill {
+ public:
+  /// Keeps a reference to the limit.
+  /// @param width the number of sizes of a sample.
+  JointFill(const Limit& limit, std::size_t width)
+      : limit_(&limit), kind_(limit.cost().kind()), maximum_(maximum_of<T>(limit)), width_(width) {
+    brim::detail::check_argument(width <= Cost::kMostSizes, "a limit counts at most ",
+                                 Cost::kMostSizes, " sizes of a sample, got ", width);
+    brim::detail::check_argument(
+        kind_ != Cost::Kind::sum && kind_ != Cost::Kind::count,
+        "cost must depend on the longest sample to count several sizes against one "
+        "max_total_size: \"padded\", \"padded_product\", \"padded_squared\", \"flops\", or a "
+        "function of the number of samples and the longest of each size");
+    brim::detail::check_argument(kind_ != Cost::Kind::custom || limit.cost().joint_count(),
+                                 "cost takes one size of a sample, and samples have ", width,
+                                 " for it");
+  }
+
+  /// `sizes` has one size per column.
+  [[nodiscard]] bool fits_alone(const T* sizes) const { return largest_count(sizes) >= 1; }
+  [[nodiscard]] bool fits(const T* sizes) const {
+    if (count_ > 0 && within(sizes, longest_)) {
+      return count_ < cap_;
+    }
+    widen(sizes);
+    return count_ < widened_cap_;
+  }
+  void add(const T* sizes) {
+    if (count_ == 0 || !within(sizes, longest_)) {
+      widen(sizes);
+      longest_ = widened_;
+      cap_ = widened_cap_;
+    }
+    ++count_;
+  }
+  void clear() {
+    count_ = cap_ = 0;
+    longest_ = {};
+  }
+
+  /// The number of samples, all of these sizes, that a batch may hold.
+  [[nodiscard]] std::int64_t largest_count(const T* longest) const {
+    if (kind_ == Cost::Kind::custom) {
+      const auto all = as_doubles(longest);
+      return limit_->cost().joint_count()(std::span(all).first(width_), limit_->real());
+    }
+    return count_within(padded_cost<Number>(kind_, 1, combined(longest)), maximum_);
+  }
+
+  /// The share of the budget that is used.
+  [[nodiscard]] double load() const {
+    return count_ == 0 ? 0.0 : price(count_, longest_.data()) / limit_->real();
+  }
+  /// The share that this batch would use if none of its samples was padded, by what each costs.
+  [[nodiscard]] double share_of(const T* sizes) const { return price(1, sizes) / limit_->real(); }
+  /// The number of samples, times the share that each of the longest would use by itself.
+  [[nodiscard]] double padded() const {
+    return count_ == 0 ? 0.0 : static_cast<double>(count_) * share_of(longest_.data());
+  }
+
+ private:
+  using Number = std::conditional_t<std::is_same_v<T, double>, double, Wide>;
+  using Row = std::array<T, Cost::kMostSizes>;
+
+  [[nodiscard]] bool within(const T* sizes, const Row& longest) const {
+    return std::equal(sizes, sizes + width_, longest.begin(), std::less_equal<>());
+  }
+
+  // Remembers the longest with this sample, and how many of them fit: what fits is added next.
+  void widen(const T* sizes) const {
+    Row widened = longest_;
+    for (std::size_t c = 0; c < width_; ++c) {
+      widened[c] = count_ == 0 ? sizes[c] : std::max(longest_[c], sizes[c]);
+    }
+    if (widened_cap_ < 0 || widened != widened_) {
+      widened_ = widened;
+      widened_cap_ = largest_count(widened_.data());
+    }
+  }
+
+  // What stands for the longest in the cost of one size: the sum of all, or their product. Whole
+  // numbers stop at 2^63, which exceeds every budget, so that nothing overflows.
+  [[nodiscard]] Number combined(const T* longest) const {
+    const bool product = kind_ == Cost::Kind::padded_product;
+    if (product && std::find(longest, longest + width_, T{0}) != longest + width_) {
+      return 0;
+    }
+    Number result = product ? 1 : 0;
+    for (std::size_t c = 0; c < width_; ++c) {
+      const auto each = static_cast<Number>(longest[c]);
+      result = product ? result * each : result + each;
+      if constexpr (!std::is_same_v<T, double>) {
+        result = std::min(result, Number{1} << 63U);
+      }
+    }
+    return result;
+  }
+
+  [[nodiscard]] std::array<double, Cost::kMostSizes> as_doubles(const T* sizes) const {
+    std::array<double, Cost::kMostSizes> result{};
+    std::transform(sizes, sizes + width_, result.begin(),
+                   [](T size) { return static_cast<double>(size); });
+    return result;
+  }
+
+  [[nodiscard]] double price(std::int64_t count, const T* longest) const {
+    const auto all = as_doubles(longest);
+    if (kind_ == Cost::Kind::custom) {
+      return limit_->cost().joint_price()(count, std::span(all).first(width_));
+    }
+    const auto number = static_cast<double>(combined(longest));
+    return padded_cost(kind_, static_cast<double>(count), number);
+  }
+
+  const Limit* limit_;
+  Cost::Kind kind_;
+  T maximum_;
+  std::size_t width_;
+  std::int64_t count_ = 0;
+  Row longest_{};
+  std::int64_t cap_ = 0;  // largest_count(longest_)
+  mutable Row widened_{};
+  mutable std::int64_t widened_cap_ = -1;  // not asked for yet
+};
+
+/// The number of columns, from one on, that one limit counts.
+template <class T>
+[[nodiscard]] std::size_t joint_width(const Columns<T>& columns, std::size_t first) {
+  std::size_t end = first + 1;
+  while (end < columns.size() && columns[end].limit.cost().kind() == Cost::Kind::joined) {
+    ++end;
+  }
+  return end - first;
+}
 
 /// Calls `work` with the kind of fill that the limit needs.
 template <class T, class Work>
@@ -160,6 +308,15 @@ template <class T>
   } else {
     return limit.largest_whole_size();
   }
+}
+
+/// @throws std::invalid_argument for a limit that counts several sizes, of which none has a largest
+///     by itself.
+inline void refuse_to_truncate(const Limit& limit) {
+  brim::detail::check_argument(
+      limit.cost().kind() != Cost::Kind::joined,
+      "oversize \"truncate\" needs a max_total_size for each size of a sample: of several sizes "
+      "under one, none has a largest that fits");
 }
 
 /// A size lowered to the largest that fits: whole ones stay whole, if that leaves anything.
@@ -218,46 +375,78 @@ template <class T>
 class MultiFill {
  public:
   /// Keeps references to the limits.
+  /// @throws std::invalid_argument for joined columns without one that they join.
   explicit MultiFill(const Columns<T>& columns) {
-    for (const Column<T>& column : columns) {
-      with_fill<T>(column.limit, [&](const auto& fill) { fills_.emplace_back(fill); });
+    for (std::size_t c = 0; c < columns.size();) {
+      const Limit& limit = columns[c].limit;
+      const std::size_t width = joint_width(columns, c);
+      brim::detail::check_argument(limit.cost().kind() != Cost::Kind::joined,
+                                   "the first column has no column before it to be joined with");
+      if (width > 1) {
+        parts_.push_back({JointFill<T>(limit, width), c});
+      } else {
+        with_fill<T>(limit, [&](const auto& fill) { parts_.push_back({fill, c}); });
+      }
+      c += width;
     }
   }
 
   /// `sizes` has one size per column.
   [[nodiscard]] bool fits_alone(const T* sizes) const {
-    return all_of([&](const auto& fill) { return fill.fits_alone(*sizes++); });
+    return all_of(sizes, [](const auto& fill, auto of) { return fill.fits_alone(of); });
   }
   [[nodiscard]] bool fits(const T* sizes) const {
-    return all_of([&](const auto& fill) { return fill.fits(*sizes++); });
+    return all_of(sizes, [](const auto& fill, auto of) { return fill.fits(of); });
   }
   void add(const T* sizes) {
-    for (auto& any : fills_) {
-      std::visit([&](auto& fill) { fill.add(*sizes++); }, any);
+    for (Part& part : parts_) {
+      std::visit([&](auto& fill) { fill.add(taken_by(fill, sizes + part.column)); }, part.fill);
     }
   }
   void clear() {
-    for (auto& any : fills_) {
-      std::visit([](auto& fill) { fill.clear(); }, any);
+    for (Part& part : parts_) {
+      std::visit([](auto& fill) { fill.clear(); }, part.fill);
     }
   }
   /// Of the fullest.
   [[nodiscard]] double load() const {
     double result = 0.0;
-    for (const auto& any : fills_) {
-      result = std::max(result, std::visit([](const auto& fill) { return fill.load(); }, any));
+    for (const Part& part : parts_) {
+      result =
+          std::max(result, std::visit([](const auto& fill) { return fill.load(); }, part.fill));
     }
     return result;
   }
-
- private:
-  template <class Test>
-  bool all_of(const Test& test) const {
-    return std::all_of(fills_.begin(), fills_.end(),
-                       [&](const auto& any) { return std::visit(test, any); });
+  /// How full the first budget is if that counts several sizes, else null.
+  [[nodiscard]] const JointFill<T>* joint() const {
+    return std::get_if<JointFill<T>>(&parts_.front().fill);
   }
 
-  std::vector<std::variant<SumFill<T>, PaddedFill<T>>> fills_;
+ private:
+  struct Part {
+    std::variant<SumFill<T>, PaddedFill<T>, JointFill<T>> fill;
+    std::size_t column;
+  };
+
+  template <class Fill>
+  static auto taken_by(const Fill& /*fill*/, const T* sizes) {
+    if constexpr (std::is_same_v<Fill, JointFill<T>>) {
+      return sizes;
+    } else {
+      return *sizes;
+    }
+  }
+
+  template <class Test>
+  bool all_of(const T* sizes, const Test& test) const {
+    return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
+      return std::visit(
+          [&](const auto& fill) { return test(fill, taken_by(fill, sizes + part.column)); },
+          part.fill);
+    });
+  }
+
+  std::vector<Part> parts_;
 };
 
 /// Calls `work(fill, at)` with the kind of fill that the columns need; `at(sizes, i)` is what the

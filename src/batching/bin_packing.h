@@ -7,12 +7,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "batching/alike.h"
 #include "batching/batch_fill.h"
 #include "batching/best_fit.h"
 #include "batching/permutation.h"
@@ -34,7 +36,8 @@ template <class T>
 ///
 /// Sums and counts: best fit decreasing; with several budgets by the one that a sample uses most
 /// of. If a cost depends on the longest sample, samples of like size go together, the longest
-/// first, which wastes least on padding.
+/// first, which wastes least on padding; if they are padded in several sizes, those that are alike
+/// in all of them (AlikeOrder).
 ///
 /// If samples come in a random order, batches must not be the same ones each time. Without padding,
 /// most samples are taken as they come, and best fit of the others fills the gaps (Mixing). With
@@ -53,7 +56,13 @@ class BinPacking {
       : columns_(columns),
         multiple_(static_cast<std::uint32_t>(batch_multiple)),
         counted_(std::all_of(columns.begin(), columns.end(), is_count)),
-        padded_(counted_ || std::any_of(columns.begin(), columns.end(), depends_on_longest)) {}
+        padded_(counted_ || std::any_of(columns.begin(), columns.end(), depends_on_longest)) {
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      if (depends_on_longest(columns[c])) {
+        padded_columns_.push_back(c);
+      }
+    }
+  }
 
   /// @param sizes one per column, sample after sample; each sample fits by itself.
   /// @param mixing its seed decides all that is random; nothing is for 0.
@@ -73,6 +82,8 @@ class BinPacking {
     }
     if (!padded_) {
       pack_several(sizes, mixing.in_order);
+    } else if (padded_columns_.size() > 1) {
+      pack_alike(sizes, mixing.seed);
     } else {
       const std::vector<double> share = one ? std::vector<double>() : shares(sizes);
       if (one) {
@@ -135,18 +146,24 @@ class BinPacking {
     for (std::size_t i = 0; counted_ && i < result.size(); ++i) {
       result[i] = static_cast<double>(sizes[i * width]);
     }
+    Columns<T> counting;  // if one is padded, its padding is what the order can save
+    std::vector<std::size_t> places;
     for (std::size_t c = 0; c < width; ++c) {
-      // If one is padded, its padding is what the order can save.
-      if (padded_ && !depends_on_longest(columns_[c])) {
-        continue;
+      if (!padded_ || depends_on_longest(columns_[c])) {
+        counting.push_back({{}, columns_[c].limit});
+        places.push_back(c);
       }
-      with_fill<T>(columns_[c].limit, [&](auto alone) {
-        for (std::size_t i = 0; i < result.size(); ++i) {
-          alone.clear();
-          alone.add(sizes[i * width + c]);
-          result[i] = std::max(result[i], alone.load());
-        }
-      });
+    }
+    if (counting.empty()) {
+      return result;
+    }
+    MultiFill<T> alone(counting);
+    std::vector<T> own(places.size());
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      std::ranges::transform(places, own.begin(), [&](auto c) { return sizes[i * width + c]; });
+      alone.clear();
+      alone.add(own.data());
+      result[i] = std::max(result[i], alone.load());
     }
     return result;
   }
@@ -247,6 +264,46 @@ class BinPacking {
     }
   }
 
+  // Cuts the best of some orders in which samples that follow each other are alike.
+  void pack_alike(std::span<const T> sizes, std::uint64_t seed) {
+    const std::size_t width = columns_.size();
+    MultiFill<T> fill(columns_);
+    const auto cut = [&](const std::vector<std::uint32_t>& order, std::uint32_t first_most,
+                         std::size_t enough, const auto& close) {
+      const auto size_at = [&](std::size_t place) { return sizes.data() + order[place] * width; };
+      for (std::size_t begin = 0, bins = 0; begin < order.size() && bins < enough; ++bins) {
+        check_interruption();
+        fill.clear();
+        const std::size_t most =
+            bins == 0 ? std::min<std::size_t>(first_most, order.size()) : order.size();
+        const std::size_t end = add_what_fits(fill, begin, begin, most, size_at);
+        begin = keep_multiple(fill, begin, end, multiple_, size_at);
+        close(static_cast<std::uint32_t>(begin));
+      }
+    };
+    constexpr std::uint32_t kAll = std::numeric_limits<std::uint32_t>::max();
+    const auto batches_of = [&](const std::vector<std::uint32_t>& order, std::size_t enough) {
+      std::size_t batches = 0;
+      cut(order, kAll, enough, [&](auto) { ++batches; });
+      return batches;
+    };
+    const std::vector<double> share = shares(sizes);
+    own_members_ = alike_.best<T>(sizes, width, padded_columns_, share, sort_, seed, batches_of);
+    const auto take = [&](std::uint32_t first_most) {
+      own_ends_.clear();
+      loads_.clear();
+      cut(own_members_, first_most, kAll, [&](std::uint32_t end) {
+        own_ends_.push_back(end);
+        loads_.push_back(fill.load());
+      });
+    };
+    take(kAll);
+    if (seed != 0 && own_ends_.size() >= kShiftedBatches) {
+      const auto most = 1 + static_cast<std::uint32_t>(below(mix(~seed, 0), own_ends_[0]));
+      take((most + multiple_ - 1) / multiple_ * multiple_);
+    }
+  }
+
   void pack_several(std::span<const T> sizes, std::size_t in_order) {
     const std::size_t width = columns_.size();
     const std::vector<double> share = shares(sizes);
@@ -297,7 +354,9 @@ class BinPacking {
   // Batches limited by their number of samples alone are packed to save padding.
   bool counted_;
   bool padded_;
+  std::vector<std::size_t> padded_columns_;
   BestFitPacker<T> best_fit_;
+  AlikeOrder alike_;
   DescendingSort sort_;
   std::span<const std::uint32_t> members_;
   std::span<const std::uint32_t> ends_;

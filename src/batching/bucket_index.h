@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "batching/bucket_members.h"
 #include "check_argument.h"
 
 namespace brim::batching::detail {
@@ -98,7 +100,7 @@ class BucketFinder {
 /// Two bytes per sample: how far it lies behind the first of its group of 128 samples of the
 /// bucket. Where a group lies so far apart that two bytes do not reach, the bucket holds a small
 /// part of all samples, and their whole indices are kept: four bytes.
-class BucketIndex {
+class BucketIndex : public BucketMembers {
  public:
   /// @param bucket_at the bucket of sample i; the number of buckets or more for none. Asked twice
   ///     for each sample, in ascending order.
@@ -152,12 +154,13 @@ class BucketIndex {
     }
   }
 
-  [[nodiscard]] std::size_t buckets() const { return buckets_.size(); }
-  /// The number of samples in a bucket.
-  [[nodiscard]] std::size_t size(std::size_t bucket) const { return buckets_[bucket].count; }
+  [[nodiscard]] std::size_t buckets() const override { return buckets_.size(); }
+  [[nodiscard]] std::size_t size(std::size_t bucket) const override {
+    return buckets_[bucket].count;
+  }
 
-  /// Writes the samples at these places of a bucket to `out`.
-  void read(std::size_t bucket, std::span<const std::uint32_t> places, std::int64_t* out) const {
+  void read(std::size_t bucket, std::span<const std::uint32_t> places,
+            std::int64_t* out) const override {
     const Bucket& from = buckets_[bucket];
     // Loops of little but loads: each misses the cache, and many can be in flight at once.
     if (from.narrow) {
@@ -196,13 +199,14 @@ class BucketIndex {
 /// Sorts samples into buckets. Those in `oversize`, ascending, are in no bucket; those whose size
 /// is in none are appended to `outside`.
 template <class T>
-[[nodiscard]] BucketIndex group(const SizeSpan<T>& sizes, const BucketFinder<T>& find,
-                                std::size_t buckets, const std::vector<LeftOut>& oversize,
-                                std::vector<LeftOut>& outside) {
+[[nodiscard]] std::unique_ptr<BucketIndex> group(const SizeSpan<T>& sizes,
+                                                 const BucketFinder<T>& find, std::size_t buckets,
+                                                 const std::vector<LeftOut>& oversize,
+                                                 std::vector<LeftOut>& outside) {
   auto next_oversize = oversize.begin();
   bool first_pass = true;
   return sizes.visit([&](auto stored) {
-    return BucketIndex(buckets, stored.size(), [&](std::size_t i) {
+    return std::make_unique<BucketIndex>(buckets, stored.size(), [&](std::size_t i) {
       auto bucket = find(static_cast<T>(stored[i]));
       if (next_oversize != oversize.end() && std::cmp_equal(next_oversize->index, i)) {
         ++next_oversize;

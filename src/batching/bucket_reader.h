@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "batching/bucket_index.h"
+#include "batching/bucket_members.h"
 #include "batching/permutation.h"
 #include "batching/sample_table.h"
 
@@ -20,7 +20,7 @@ class BucketReader {
  public:
   /// Keeps references to both.
   /// @param table where the sizes are; null if they are not needed.
-  BucketReader(const BucketIndex& index, std::size_t bucket, const SampleTable<T>* table,
+  BucketReader(const BucketMembers& index, std::size_t bucket, const SampleTable<T>* table,
                bool shuffle, std::uint64_t seed)
       : index_(&index),
         bucket_(bucket),
@@ -88,7 +88,7 @@ class BucketReader {
     }
   }
 
-  const BucketIndex* index_;
+  const BucketMembers* index_;
   std::size_t bucket_;
   std::size_t count_;
   const SampleTable<T>* table_;

@@ -1,12 +1,16 @@
 #include <brim/batching/batching.h>
 #include <brim/batching/interruption.h>
+#include <brim/batching/sample_index.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <sstream>
 #include <utility>
 
 #include "batching/batch_fill.h"
+#include "batching/bucket_counts.h"
 #include "batching/bucket_index.h"
 #include "batching/bucket_reader.h"
 #include "batching/permutation.h"
@@ -16,7 +20,8 @@ namespace brim::batching {
 namespace {
 
 using brim::detail::check_argument;
-using detail::BucketIndex;
+using detail::BucketCounts;
+using detail::BucketMembers;
 using detail::BucketReader;
 using detail::SampleTable;
 
@@ -28,8 +33,8 @@ template <class T>
 class BucketSource : public BatchSource {
  public:
   /// Keeps references to everything but the seed.
-  BucketSource(const BucketIndex& index, const SampleTable<T>& table, const BucketOptions& options,
-               std::uint64_t seed)
+  BucketSource(const BucketMembers& index, const SampleTable<T>& table,
+               const BucketOptions& options, std::uint64_t seed)
       : columns_(table.columns()), options_(options), seed_(seed) {
     const bool with_sizes = options.batch_sizes.empty();
     buckets_.reserve(index.buckets());
@@ -176,16 +181,20 @@ class BucketBatching : public detail::TableBatching<T> {
                                  options.oversize),
         options_(std::move(options)),
         find_(detail::edges_of<T>(options_.boundaries)),
-        index_(detail::group(sizes, find_, options_.boundaries.size() - 1, this->table().left_out(),
-                             outside_)),
         left_out_(this->table().left_out()) {
-    left_out_.insert(left_out_.end(), outside_.begin(), outside_.end());
-    outside_ = {};
+    std::vector<LeftOut> outside;
+    if (sizes.size() > options_.index_bytes / 2 && size_tells_left_out(sizes)) {
+      members_ = by_counts(sizes, outside);
+    } else {
+      members_ = detail::group(sizes, find_, options_.boundaries.size() - 1, left_out_, outside);
+    }
+    left_out_.insert(left_out_.end(), outside.begin(), outside.end());
   }
 
   [[nodiscard]] std::unique_ptr<BatchSource> epoch(std::uint64_t seed) const override {
-    return std::make_unique<BucketSource<T>>(index_, this->table(), options_, seed);
+    return std::make_unique<BucketSource<T>>(*members_, this->table(), options_, seed);
   }
+  [[nodiscard]] bool ranks_decide_blocks() const override { return true; }
   [[nodiscard]] const std::vector<LeftOut>& left_out() const override { return left_out_; }
 
   [[nodiscard]] BatchFigures figures(std::span<const std::int64_t> batch) const override {
@@ -215,6 +224,9 @@ class BucketBatching : public detail::TableBatching<T> {
       }
       check_argument(columns.empty(), "buckets take either batch_size or max_total_size, not both");
       columns.push_back({sizes, Limit(Cost::count(), kNoLimit)});
+      if (options.index != nullptr) {
+        options.index->describe(columns);
+      }
     }
     check_argument(!columns.empty(), "buckets need batch_size or max_total_size");
     check_argument(detail::multiple_argument(options.batch_multiple, columns) == 1 ||
@@ -225,17 +237,64 @@ class BucketBatching : public detail::TableBatching<T> {
     check_argument(columns[0].sizes.size() == sizes.size(),
                    "there must be as many costs as sizes, got ", columns[0].sizes.size(), " and ",
                    sizes.size());
-    const auto begin = [](auto stored) -> const void* { return stored.data(); };
-    if (columns[0].sizes.visit(begin) != sizes.visit(begin)) {  // else the table checks them
+    if (!detail::same_memory(columns[0].sizes, sizes)) {  // else the table checks them
       check_sizes(Columns<T>{{sizes, Limit(Cost::count(), kNoLimit)}});
     }
     return columns;
   }
 
+  // Whether the sample's size alone decides that it is left out: not if it is over another budget,
+  // or over one that goes by several sizes.
+  [[nodiscard]] bool size_tells_left_out(const SizeSpan<T>& sizes) const {
+    const Columns<T>& columns = this->table().columns();
+    return left_out_.empty() ||
+           std::all_of(columns.begin(), columns.end(), [&](const Column<T>& column) {
+             return column.limit.cost().kind() != Cost::Kind::joined &&
+                    (detail::same_memory(column.sizes, sizes) ||
+                     detail::fits_alone(column.limit, detail::largest_of(column)));
+           });
+  }
+
+  [[nodiscard]] std::unique_ptr<BucketMembers> by_counts(const SizeSpan<T>& sizes,
+                                                         std::vector<LeftOut>& outside) {
+    const std::size_t buckets = options_.boundaries.size() - 1;
+    T most = std::numeric_limits<T>::max();
+    if (!left_out_.empty()) {
+      for (const Column<T>& column : this->table().columns()) {
+        if (detail::same_memory(column.sizes, sizes)) {
+          most = std::min(most, detail::largest_fitting_size<T>(column.limit));
+        }
+      }
+    }
+    const auto find = [&](T size) {
+      return size <= most ? find_(size) : static_cast<std::uint32_t>(buckets);
+    };
+    const auto make = [&] {
+      return detail::count_buckets_of(sizes, buckets, options_.index_bytes, find,
+                                      options_.index == nullptr ? 0 : options_.index->threads());
+    };
+    if (options_.index != nullptr && options_.index->is_of(sizes)) {
+      std::ostringstream settings;
+      settings.precision(17);
+      settings << "buckets in " << options_.index_bytes << " bytes, sizes up to " << most
+               << ", boundaries";
+      for (const double boundary : options_.boundaries) {
+        settings << ' ' << boundary;
+      }
+      counts_ = options_.index->bucket_counts(settings.str(), make);
+    } else {
+      const auto own = std::make_shared<detail::OwnBucketCounts>(make());
+      counts_ = {own, &own->counts};
+    }
+    detail::append_outside(sizes, *counts_, find, left_out_, outside);
+    return std::make_unique<detail::BucketSelect<T>>(
+        sizes, detail::ranges_of<T>(options_.boundaries, most), *counts_);
+  }
+
   BucketOptions options_;
   detail::BucketFinder<T> find_;
-  std::vector<LeftOut> outside_;  // of all buckets; part of left_out_ once that is made
-  BucketIndex index_;
+  std::shared_ptr<const BucketCounts> counts_;  // what members_ refers to, if it does
+  std::unique_ptr<const BucketMembers> members_;
   std::vector<LeftOut> left_out_;
 };
 

@@ -6,8 +6,12 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,8 +24,11 @@ namespace {
 using brim::detail::check_argument;
 
 constexpr std::pair<std::string_view, Cost::Kind> kNamed[] = {
-    {"sum", Cost::Kind::sum},       {"count", Cost::Kind::count},
-    {"padded", Cost::Kind::padded}, {"padded_squared", Cost::Kind::padded_squared},
+    {"sum", Cost::Kind::sum},
+    {"count", Cost::Kind::count},
+    {"padded", Cost::Kind::padded},
+    {"padded_product", Cost::Kind::padded_product},
+    {"padded_squared", Cost::Kind::padded_squared},
     {"flops", Cost::Kind::flops},
 };
 
@@ -55,6 +62,38 @@ std::uint64_t largest_fitting(std::uint64_t first, std::uint64_t end, const Next
 }
 
 std::uint64_t twice(std::uint64_t number) { return 2 * number; }
+
+/// A price that is checked each time.
+template <class Price, class Longest>
+Price checked_price(Price price) {
+  check_argument(static_cast<bool>(price), "a cost needs a price");
+  return [price = std::move(price)](std::int64_t count, Longest longest) {
+    const double cost = price(count, longest);
+    if (!(cost >= 0)) {
+      std::ostringstream size;
+      if constexpr (std::is_same_v<Longest, double>) {
+        size << longest;
+      } else {
+        const char* separator = "";
+        for (const double each : longest) {
+          size << std::exchange(separator, " × ") << each;
+        }
+      }
+      check_argument(false, "cost must give numbers that are not negative, got ", cost, " for ",
+                     count, " samples of size ", size.str());
+    }
+    return cost;
+  };
+}
+
+/// How many samples stay within a budget, by trial.
+template <class Price, class Longest>
+std::int64_t searched_count(const Price& price, Longest longest, double budget) {
+  return static_cast<std::int64_t>(
+      largest_fitting(1, kMostInABatch, twice, [&](std::uint64_t count) {
+        return price(static_cast<std::int64_t>(count), longest) <= budget;
+      }));
+}
 
 template <class T>
 void check_that_some_size_fits(const Limit& limit) {
@@ -90,20 +129,53 @@ Cost Cost::custom(LargestCount largest_count, Price price) {
 }
 
 Cost Cost::priced(Price price) {
-  check_argument(static_cast<bool>(price), "a cost needs a price");
-  const auto checked = [price = std::move(price)](std::int64_t count, double longest) {
-    const double cost = price(count, longest);
-    check_argument(cost >= 0, "cost must give numbers that are not negative, got ", cost, " for ",
-                   count, " samples of size ", longest);
-    return cost;
-  };
+  const auto checked = checked_price<Price, double>(std::move(price));
   const auto largest_count = [checked](double longest, double budget) {
-    return static_cast<std::int64_t>(
-        largest_fitting(1, kMostInABatch, twice, [&](std::uint64_t count) {
-          return checked(static_cast<std::int64_t>(count), longest) <= budget;
-        }));
+    return searched_count(checked, longest, budget);
   };
   return custom(remembered(largest_count), checked);
+}
+
+Cost Cost::joint(JointCount largest_count, JointPrice price) {
+  check_argument(largest_count && price, "a custom cost needs both largest_count and price");
+  Cost cost =
+      custom(remembered([largest_count](double longest, double budget) {
+               return largest_count({&longest, 1}, budget);
+             }),
+             [price](std::int64_t count, double longest) { return price(count, {&longest, 1}); });
+  cost.joint_count_ = std::move(largest_count);
+  cost.joint_price_ = std::move(price);
+  return cost;
+}
+
+Cost Cost::joint(JointPrice price) {
+  const auto checked = checked_price<JointPrice, std::span<const double>>(std::move(price));
+  // Orders of the same samples that are compared ask about the same sizes again and again.
+  struct Answers {
+    std::mutex mutex;
+    std::map<std::vector<double>, std::int64_t> counts;  // the budget comes first
+  };
+  return joint(
+      [checked, answers = std::make_shared<Answers>()](std::span<const double> longest,
+                                                       double budget) {
+        constexpr std::size_t kMostKept = std::size_t{1} << 16;
+        std::vector<double> key{budget};
+        key.insert(key.end(), longest.begin(), longest.end());
+        {
+          const std::lock_guard lock(answers->mutex);
+          const auto found = answers->counts.find(key);
+          if (found != answers->counts.end()) {
+            return found->second;
+          }
+        }
+        const std::int64_t count = searched_count(checked, longest, budget);
+        const std::lock_guard lock(answers->mutex);
+        if (answers->counts.size() < kMostKept) {
+          answers->counts.emplace(std::move(key), count);
+        }
+        return count;
+      },
+      checked);
 }
 
 Cost::LargestCount remembered(Cost::LargestCount largest_count) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "batching/descending_sort.h"
@@ -117,15 +118,22 @@ class Differencing {
     open_.push(slots.front().load - slots.back().load, division);
   }
 
-  /// Merges b into a.
-  void merge(std::uint32_t a, std::uint32_t b) {
+  /// Merges two divisions into one of them, which is returned.
+  std::uint32_t merge(std::uint32_t a, std::uint32_t b) {
+    std::size_t filled = filled_parts(b);
+    if (filled == parts_) {
+      std::swap(a, b);
+      filled = filled_parts(b);
+    }
+    // Where b has no items nothing changes: its items go to the cheapest parts of a.
     const Slots slots = (*this)[a];
     const Slots others = (*this)[b];
-    for (std::size_t i = 0; i < parts_; ++i) {
-      join(slots[i], others[parts_ - 1 - i]);
+    for (std::size_t i = 0; i < filled; ++i) {
+      join(slots[parts_ - 1 - i], others[i]);
     }
     unused_.push_back(b);
-    sort(slots);
+    sort_from(slots, parts_ - filled);
+    return a;
   }
 
   /// Merges what was added with single items, whose costs descend: item i has `costs[i]`. At least
@@ -164,15 +172,17 @@ class Differencing {
           const Slots slots = (*this)[division];
           std::ranges::transform(slots, loads_.begin(), &Slot::load);
           LeastLoaded parts(loads_);
+          std::size_t first_changed = parts_;
           do {
             const std::size_t part = parts.add(costs[next]);  // before the item is taken
             join(slots[part], take_single());
+            first_changed = std::min(first_changed, part);
           } while (single_is_next() && slots.front().load - parts.least() >= costs[next]);
-          sort(slots);
+          sort_from(slots, first_changed);
         }
       } else if (!open_.empty()) {
         in_a_row = 0;
-        merge(division, open_.pop());
+        division = merge(division, open_.pop());
       } else {
         return (*this)[division];
       }
@@ -215,9 +225,9 @@ class Differencing {
       return;
     }
     std::ranges::transform(slots, loads_.begin(), &Slot::load);
-    sort_(std::span<const double>(loads_), order_);
+    sort_(std::span<const double>(loads_).first(slots.size()), order_);
     std::ranges::transform(order_, sorted_.begin(), [&](std::uint32_t i) { return slots[i]; });
-    std::ranges::copy(sorted_, slots.begin());
+    std::copy_n(sorted_.begin(), slots.size(), slots.begin());
   }
 
  private:
@@ -225,6 +235,30 @@ class Differencing {
   static constexpr std::size_t kFewParts = 24;  // up to which sorting by insertion is faster
   // From this number of single items in a row on, it pays to prepare for more.
   static constexpr std::size_t kOneByOne = 32;
+
+  // The number of parts with items, which come first: the others cost nothing.
+  [[nodiscard]] std::size_t filled_parts(std::uint32_t division) {
+    const Slots slots = (*this)[division];
+    const auto empty = std::ranges::find_if(slots.rbegin(), slots.rend(),
+                                            [](const Slot& slot) { return slot.first != kNone; });
+    return static_cast<std::size_t>(slots.rend() - empty);
+  }
+
+  // Puts parts into order of which those before `begin` are in order.
+  void sort_from(Slots slots, std::size_t begin) {
+    sort(slots.subspan(begin));
+    if (begin == 0 || begin == slots.size() || slots[begin - 1].load >= slots[begin].load) {
+      return;
+    }
+    // The first ones that cost no less than all others stay.
+    const auto stay = std::ranges::upper_bound(slots.first(begin), slots[begin].load,
+                                               std::greater<>(), &Slot::load);
+    const auto middle = slots.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto end = std::ranges::merge(stay, middle, middle, slots.end(), sorted_.begin(),
+                                        std::greater<>(), &Slot::load, &Slot::load)
+                         .out;
+    std::copy(sorted_.begin(), end, stay);
+  }
 
   void join(Slot& slot, const Slot& other) {
     slot.load += other.load;

@@ -1,6 +1,7 @@
 #include <brim/batching/look_ahead.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -204,6 +205,39 @@ struct LookAheadCore::Parts {
   Replayed* replayed = nullptr;  // owned by the stream
   BatchStream stream;
 };
+
+std::int64_t detail::part_size(const std::vector<Limit>& limits, const LookAheadOptions& options) {
+  check_argument(options.size_multiple >= 1 && options.size_multiple < (std::int64_t{1} << 31),
+                 "size_multiple must be from 1 to 2^31 - 1, got ", options.size_multiple);
+  const bool splits = options.oversize == Oversize::split;
+  if (!splits && options.size_multiple == 1) {
+    return 0;
+  }
+  const bool one_size =
+      !limits.empty() && std::all_of(limits.begin() + 1, limits.end(), [](auto& limit) {
+        return limit.cost().kind() == Cost::Kind::count;
+      });
+  check_argument(one_size, splits ? "oversize \"split\"" : "size_multiple",
+                 " needs one max_total_size: samples of several sizes cannot be ",
+                 splits ? "cut" : "padded", " by one of them");
+  if (!splits) {
+    return 0;
+  }
+  const std::int64_t largest = limits[0].largest_whole_size();
+  const std::int64_t size = largest / options.size_multiple * options.size_multiple;
+  check_argument(size > 0,
+                 "samples cannot be cut into parts that fit: the largest size that fits "
+                 "max_total_size is ",
+                 largest, ", and parts are multiples of ", options.size_multiple);
+  return size;
+}
+
+std::int64_t detail::whole_size(double size, std::int64_t sample) {
+  check_argument(size >= 0 && size < 0x1p53 && size == std::floor(size),
+                 "sizes must be whole numbers for oversize \"split\", got ", size, " for sample ",
+                 sample);
+  return static_cast<std::int64_t>(size);
+}
 
 LookAheadCore::LookAheadCore(ReadSizes read, std::vector<Limit> limits,
                              const LookAheadOptions& options, Ranks ranks) {

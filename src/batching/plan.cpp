@@ -38,32 +38,19 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
   if (!from.cursor.empty()) {
     stream.seek(from);
   }
-  Batches batches;
-  batches.indices.reserve(static_cast<std::size_t>(batching.samples()));
-  stream.read_rest(batches, /*all_ranks=*/true);
-
   PlanReport result;
-  result.samples = batching.samples();
-  result.batched = static_cast<std::int64_t>(batches.indices.size());
-  result.batches = static_cast<std::int64_t>(batches.count());
   result.world_size = world_size;
-  result.left_out = batching.left_out();
-  result.left_out.insert(result.left_out.end(), stream.left_out().begin(), stream.left_out().end());
-
-  if (!from.cursor.empty()) {
-    result.samples = result.batched + static_cast<std::int64_t>(result.left_out.size());
-  }
-
-  const auto ranks = static_cast<std::size_t>(world_size);
   double loads = 0.0;
   double sizes = 0.0;
   double padded = 0.0;
   double excess = 0.0;  // over the mean, total of all steps
   double of_step = 0.0;
   double most_of_step = 0.0;
-  for (std::size_t b = 0; b < batches.count(); ++b) {
+  const auto add = [&](std::span<const std::int64_t> batch) {
     check_interruption();
-    const BatchFigures figures = batching.figures(batches[b]);
+    const BatchFigures figures = batching.figures(batch);
+    result.batched += static_cast<std::int64_t>(batch.size());
+    ++result.batches;
     loads += figures.load;
     sizes += figures.sizes;
     padded += figures.padded;
@@ -71,12 +58,22 @@ PlanReport report(const Batching& batching, std::uint64_t seed, std::int64_t wor
     count(result.padding_histogram, figures.padded > 0 ? 1 - figures.sizes / figures.padded : 0.0);
     of_step += figures.work;
     most_of_step = std::max(most_of_step, figures.work);
-    if ((b + 1) % ranks == 0) {
+    if (result.batches % world_size == 0) {
       const double mean = of_step / static_cast<double>(world_size);
       excess += mean > 0 ? most_of_step / mean - 1 : 0.0;
       of_step = most_of_step = 0.0;
     }
+  };
+  while (const Batches* block = stream.next_block()) {  // never all batches at once
+    for (std::size_t b = 0; b < block->count(); ++b) {
+      add((*block)[b]);
+    }
   }
+  result.left_out = batching.left_out();
+  result.left_out.insert(result.left_out.end(), stream.left_out().begin(), stream.left_out().end());
+  result.samples = from.cursor.empty()
+                       ? batching.samples()
+                       : result.batched + static_cast<std::int64_t>(result.left_out.size());
   if (result.batches > 0) {
     result.fill = loads / static_cast<double>(result.batches);
     result.imbalance =

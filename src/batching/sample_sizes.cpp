@@ -2,7 +2,6 @@
 #include <brim/batching/sample_sizes.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -66,12 +65,7 @@ template void check_lengths(const Columns<double>&);
 template <class T>
 std::uint64_t fingerprint(const SizeSpan<T>& sizes) {
   return sizes.visit([](auto stored) {
-    // Of each size with its place, and then a sum: the places do not wait for each other.
-    std::uint64_t sum = detail::mix(0, stored.size());
-    for (std::size_t i = 0; i < stored.size(); ++i) {
-      sum += detail::mix(std::bit_cast<std::uint64_t>(static_cast<double>(stored[i]) + 0.0), i);
-    }
-    return sum;
+    return detail::mix(0, stored.size()) + detail::fingerprint_part(stored, 0);
   });
 }
 

@@ -2,12 +2,15 @@
 
 #include <brim/batching/batching.h>
 #include <brim/batching/interruption.h>
+#include <brim/batching/sample_index.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -25,6 +28,36 @@ using brim::detail::check_argument;
 template <class T>
 [[nodiscard]] T largest_size(const SizeSpan<T>& sizes);
 
+/// What some of the sizes, from number `first` on, add to the fingerprint of all: of each size with
+/// its place, and then a sum, so that the places do not wait for each other.
+template <class Stored>
+[[nodiscard]] std::uint64_t fingerprint_part(std::span<const Stored> sizes, std::size_t first) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    sum += mix(std::bit_cast<std::uint64_t>(static_cast<double>(sizes[i]) + 0.0), first + i);
+  }
+  return sum;
+}
+
+/// largest_size of a column, without a pass over its sizes if it has a summary.
+template <class T>
+[[nodiscard]] T largest_of(const Column<T>& column) {
+  if (column.summary == nullptr) {
+    return largest_size(column.sizes);
+  }
+  const std::vector<T>& parts = column.summary->largest;
+  return parts.empty() ? T{0} : *std::max_element(parts.begin(), parts.end());
+}
+
+/// Whether these are the same sizes and not only equal ones.
+template <class T>
+[[nodiscard]] bool same_memory(const SizeSpan<T>& a, const SizeSpan<T>& b) {
+  const auto begin = [](auto stored) -> const void* { return stored.data(); };
+  const auto width = [](auto stored) { return sizeof(stored[0]); };
+  return a.size() == b.size() && a.visit(begin) == b.visit(begin) &&
+         a.visit(width) == b.visit(width);
+}
+
 /// @throws std::invalid_argument unless there is a column, and all are equally and not too long.
 template <class T>
 void check_lengths(const Columns<T>& columns);
@@ -36,10 +69,16 @@ class SampleTable {
   SampleTable(Columns<T> columns, const Order& order, Oversize oversize)
       : columns_(std::move(columns)), indices_(order.indices), shuffle_(order.shuffle) {
     check_lengths(columns_);
-    // Costs grow with the size: if the largest size fits, all do.
-    const bool all_fit = std::all_of(columns_.begin(), columns_.end(), [](const Column<T>& column) {
-      return fits_alone(column.limit, largest_size(column.sizes));
-    });
+    check_argument(
+        oversize != Oversize::split,
+        "oversize \"split\" is for a LookAheadStream: DocumentParts makes samples of the "
+        "parts of documents, for other batches");
+    // Costs grow with the sizes: if the largest of each fit, all do.
+    std::vector<T> most;
+    for (const Column<T>& column : columns_) {
+      most.push_back(largest_of(column));
+    }
+    const bool all_fit = MultiFill<T>(columns_).fits_alone(most.data());
     check_indices();
     given_ = indices_ ? static_cast<std::int64_t>(indices_->size())
                       : static_cast<std::int64_t>(columns_[0].sizes.size());
@@ -47,6 +86,7 @@ class SampleTable {
       alone_ = oversize == Oversize::alone;
       if (oversize == Oversize::truncate) {
         for (const Column<T>& column : columns_) {
+          refuse_to_truncate(column.limit);
           largest_.push_back(largest_fitting_size<T>(column.limit));
         }
       } else if (!alone_) {
@@ -127,18 +167,22 @@ class SampleTable {
     double longest = 0.0;
     for (std::size_t i = 0; i < sizes.size(); i += columns_.size()) {
       fill.add(sizes.data() + i);
-      result.sizes += static_cast<double>(sizes[i]);
+      const auto* const joint = fill.joint();
+      result.sizes +=
+          joint != nullptr ? joint->share_of(sizes.data() + i) : static_cast<double>(sizes[i]);
       longest = std::max(longest, static_cast<double>(sizes[i]));
     }
     result.load = fill.load();
     result.work = result.load;
-    result.padded = static_cast<double>(batch.size()) * longest;
+    result.padded = fill.joint() != nullptr ? fill.joint()->padded()
+                                            : static_cast<double>(batch.size()) * longest;
     return result;
   }
 
  private:
   // The number of samples between two checks for an interruption: some milliseconds.
   static constexpr std::int64_t kBetweenChecks = std::int64_t{1} << 20;
+  static constexpr std::int64_t kPart = SizeSummary<T>::kPart;
   // The number of places for which one number says how many samples are left out before the first.
   static constexpr std::size_t kPlaces = 512;
 
@@ -209,26 +253,59 @@ class SampleTable {
     }
   }
 
+  // Names the first budget that it exceeds.
+  [[noreturn]] void refuse(std::int64_t sample, const std::vector<T>& sizes) const {
+    for (std::size_t c = 0;; c += joint_width(columns_, c)) {
+      const std::size_t width = joint_width(columns_, c);
+      const auto begin = columns_.begin() + static_cast<std::ptrdiff_t>(c);
+      const Columns<T> one(begin, begin + static_cast<std::ptrdiff_t>(width));
+      if (c + width == columns_.size() || !MultiFill<T>(one).fits_alone(sizes.data() + c)) {
+        std::ostringstream text;
+        text << sizes[c];
+        for (std::size_t i = 1; i < width; ++i) {
+          text << " × " << sizes[c + i];
+        }
+        check_argument(false, "sample ", sample, " exceeds the budget by itself: its size is ",
+                       text.str(), ", max_total_size is ", maximum_of<T>(one[0].limit));
+      }
+    }
+  }
+
+  // Whether summaries tell that all samples of a part fit: costs grow with the sizes.
+  [[nodiscard]] bool part_fits(const MultiFill<T>& fill, std::int64_t part) const {
+    std::vector<T> most;
+    for (const Column<T>& column : columns_) {
+      if (column.summary == nullptr) {
+        return false;
+      }
+      most.push_back(column.summary->largest[static_cast<std::size_t>(part)]);
+    }
+    return fill.fits_alone(most.data());
+  }
+
   void keep_what_fits(Oversize oversize) {
+    const MultiFill<T> fill(columns_);
+    std::vector<T> sizes(columns_.size());
     for (std::int64_t i = 0; i < given_; ++i) {
       if (i % kBetweenChecks == 0) {
         check_interruption();
       }
+      if (!indices_ && i % kPart == 0 && part_fits(fill, i / kPart)) {
+        i += kPart - 1;
+        continue;
+      }
       const std::int64_t sample = indices_ ? (*indices_)[static_cast<std::size_t>(i)] : i;
-      const auto over =
-          std::find_if(columns_.begin(), columns_.end(), [&](const Column<T>& column) {
-            const T size = column.sizes[static_cast<std::size_t>(sample)];
-            return !fits_alone(column.limit, size);
-          });
-      if (over == columns_.end()) {
+      for (std::size_t c = 0; c < columns_.size(); ++c) {
+        sizes[c] = columns_[c].sizes[static_cast<std::size_t>(sample)];
+      }
+      if (fill.fits_alone(sizes.data())) {
         if (indices_) {
           kept_.push_back(sample);
         }
       } else {
-        check_argument(oversize != Oversize::error, "sample ", sample,
-                       " exceeds the budget by itself: its size is ",
-                       over->sizes[static_cast<std::size_t>(sample)], ", max_total_size is ",
-                       maximum_of<T>(over->limit));
+        if (oversize == Oversize::error) {
+          refuse(sample, sizes);
+        }
         left_out_.push_back({sample, LeftOutReason::over_budget});
       }
     }

@@ -91,6 +91,7 @@ BatchStream::BatchStream(std::unique_ptr<BatchSource> source, Ranks ranks)
   check_argument(ranks.rank >= 0 && ranks.rank < ranks.world_size,
                  "rank must be from 0 to world_size - 1 = ", ranks.world_size - 1, ", got ",
                  ranks.rank);
+  next_ = ranks.rank;
 }
 
 BatchStream::~BatchStream() = default;
@@ -106,6 +107,14 @@ std::optional<std::span<const std::int64_t>> BatchStream::next() {
   return batch;
 }
 
+const Batches* BatchStream::next_block() {
+  if (at_block_end() && !open_block()) {
+    return nullptr;
+  }
+  next_ = static_cast<std::int64_t>(block_.count());
+  return &block_;
+}
+
 // Opens blocks until this rank's next batch is in the open one.
 bool BatchStream::reach_next() {
   while (at_block_end()) {
@@ -117,7 +126,7 @@ bool BatchStream::reach_next() {
 }
 
 BatchStream::OpenedBlock BatchStream::block_ahead() const {
-  OpenedBlock ahead{source_->cursor(), {}, 0, 0, 0};
+  OpenedBlock ahead{source_->cursor(), {}, jumped_step_, 0, jumped_};
   if (!opened_.empty()) {
     const OpenedBlock& before = opened_.back();
     const auto count = static_cast<std::int64_t>(block_.count());
@@ -147,7 +156,7 @@ bool BatchStream::open_block() {
     }
     throw;
   }
-  next_ = opened_.empty() ? ranks_.rank : next_ - static_cast<std::int64_t>(spare_.count());
+  next_ -= static_cast<std::int64_t>(spare_.count());
   ++blocks_opened_;
   resume_segments_.clear();
   opened_.push_back(std::move(opened));
@@ -184,24 +193,34 @@ void BatchStream::fill_block(OpenedBlock& opened) {
 // The last block must have enough samples to split for all ranks, because the first batches of its
 // step, in the block before, have already been given. A block must have enough batches to end a
 // step and begin another: no position can lie in a step over three blocks.
+bool BatchStream::too_short(std::int64_t batches, std::int64_t rest, std::int64_t world_size) {
+  const std::int64_t enough = 4 * world_size;
+  return world_size > 1 && (batches < enough || rest < enough);
+}
+
 void BatchStream::balance_block(std::int64_t world_size, std::int64_t step_offset,
                                 std::vector<LeftOut>& left_out) {
-  const std::int64_t enough = 4 * world_size;
-  while (more_ && world_size > 1 &&
-         (std::cmp_less(block_.count(), enough) || source_->rest() < enough)) {
+  while (more_ &&
+         too_short(static_cast<std::int64_t>(block_.count()), source_->rest(), world_size)) {
     more_ = source_->fill(block_, world_size);
   }
-  detail::balance_ranks(block_, world_size, step_offset, !more_, left_out);
+  std::size_t step = detail::balance_ranks(block_, world_size, step_offset, !more_, left_out);
+  const auto count = static_cast<std::size_t>(world_size);
+  for (; count > 1 && step + count <= block_.count(); step += count) {
+    source_->even_out(block_, step, count);
+  }
 }
 
 Position BatchStream::position(std::int64_t batches) const {
   check_argument(batches >= 0 && batches <= given_, "batches must be from 0 to the ", given_,
                  " that were given, got ", batches);
-  if (opened_.empty()) {
+  if (opened_.empty() && jumped_ == 0) {
     return {source_->cursor(), resume_segments_};
   }
   const std::int64_t taken = batches * ranks_.world_size;
   const OpenedBlock ahead = block_ahead();
+  check_argument(taken >= jumped_, "batches must be at least ", jumped_ / ranks_.world_size,
+                 ", since those before were skipped, got ", batches);
   // Lower ranks may already have opened the next block, and the position must be the same for all.
   if (more_ && taken >= ahead.start) {
     return {ahead.cursor, {{ranks_.world_size, ahead.step_offset, taken - ahead.start}}};
@@ -232,17 +251,6 @@ void BatchStream::seek(const Position& position) {
   resume_segments_ = position.segments;
   // Here and not with the first batch, so that a wrong position is an error at once.
   open_block();
-}
-
-std::int64_t BatchStream::count_rest() {
-  std::int64_t count = 0;
-  while (reach_next()) {
-    const std::int64_t rest = static_cast<std::int64_t>(block_.count()) - next_;
-    const std::int64_t mine = (rest + ranks_.world_size - 1) / ranks_.world_size;
-    count += mine;
-    next_ += mine * ranks_.world_size;
-  }
-  return count;
 }
 
 void BatchStream::read_rest(Batches& batches, bool all_ranks) {

@@ -17,6 +17,39 @@
 
 namespace brim::batching::detail {
 
+/// The sizes of samples in the order they come, with as many per sample as there are limits. One
+/// piece of memory: an allocation per sample takes longer than packing it.
+class SizeRows {
+ public:
+  explicit SizeRows(std::size_t columns) : columns_(columns) {}
+
+  /// Of sample `number`, counted from the first that is held.
+  [[nodiscard]] std::span<const double> operator[](std::int64_t number) const {
+    return std::span(values_).subspan(begin_ + static_cast<std::size_t>(number) * columns_,
+                                      columns_);
+  }
+  [[nodiscard]] bool empty() const { return begin_ == values_.size(); }
+  [[nodiscard]] std::span<const double> last() const { return std::span(values_).last(columns_); }
+
+  void push_back(std::span<const double> row) {
+    values_.insert(values_.end(), row.begin(), row.end());
+  }
+
+  /// Values move when half of the memory is unused, so each moves once on average.
+  void pop_front(std::int64_t samples) {
+    begin_ += static_cast<std::size_t>(samples) * columns_;
+    if (2 * begin_ > values_.size()) {
+      values_.erase(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(begin_));
+      begin_ = 0;
+    }
+  }
+
+ private:
+  std::size_t columns_;
+  std::size_t begin_ = 0;
+  std::vector<double> values_;
+};
+
 /// The sizes of samples that are read as they are needed; numbered from 0 on in the order they
 /// come. Those that exceed the budget have a number, but no place among the samples to be batched.
 class StreamTable {
@@ -28,7 +61,8 @@ class StreamTable {
         shuffle_(options.shuffle),
         boundaries_(options.boundaries),
         row_(limits.size()),
-        empty_batch_(limits) {
+        empty_batch_(limits),
+        sizes_(limits.size()) {
     for (Limit& limit : limits) {
       columns_.push_back({{}, std::move(limit)});
     }
@@ -69,7 +103,7 @@ class StreamTable {
                            : places_[static_cast<std::size_t>(place - first_place_)];
   }
   [[nodiscard]] std::span<const double> sizes_of(std::int64_t sample) const {
-    return std::span(sizes_[static_cast<std::size_t>(sample - first_sample_)]);
+    return sizes_[sample - first_sample_];
   }
 
   void read(const Permutation& /*none*/, std::int64_t first, std::span<std::int64_t> out) const {
@@ -85,9 +119,8 @@ class StreamTable {
 
   /// Forgets the samples with lower numbers, and places before that of the first to be kept.
   void forget_before(std::int64_t sample, std::int64_t place) {
-    for (; first_sample_ < sample; ++first_sample_) {
-      sizes_.pop_front();
-    }
+    sizes_.pop_front(std::max<std::int64_t>(sample - first_sample_, 0));
+    first_sample_ = std::max(first_sample_, sample);
     for (; first_place_ < place; ++first_place_) {
       places_.pop_front();
     }
@@ -108,7 +141,7 @@ class StreamTable {
                      "the state is of other samples: it stands at sample ", sample,
                      ", and there are only ", samples_read_);
       if (samples_read_ >= first_sample_) {
-        sizes_.push_back(keep ? row_ : std::vector<double>());
+        sizes_.push_back(row_);  // of one that is not kept, nobody asks
       }
       next += keep ? 1 : 0;
     }
@@ -138,7 +171,7 @@ class StreamTable {
     for (const double size : row_) {
       fingerprint_ = mix(fingerprint_, std::bit_cast<std::uint64_t>(size));
     }
-    sizes_differ_ |= !sizes_.empty() && !sizes_.back().empty() && sizes_.back() != row_;
+    sizes_differ_ |= !sizes_.empty() && !std::ranges::equal(sizes_.last(), row_);
     const std::int64_t sample = samples_read_++;
     if (std::has_single_bit(static_cast<std::uint64_t>(samples_read_))) {
       note_fingerprint();
@@ -165,9 +198,9 @@ class StreamTable {
   std::int64_t margin_ = 0;
   std::vector<double> row_;  // of the last sample
   BatchFill empty_batch_;
-  Columns<double> columns_;                // without sizes
-  std::deque<std::vector<double>> sizes_;  // from sample first_sample_ on
-  std::deque<std::int64_t> places_;        // samples to be batched, from first_place_ on
+  Columns<double> columns_;          // without sizes
+  SizeRows sizes_;                   // from sample first_sample_ on
+  std::deque<std::int64_t> places_;  // samples to be batched, from first_place_ on
   std::int64_t first_sample_ = 0;
   std::int64_t first_place_ = 0;
   std::int64_t samples_read_ = 0;

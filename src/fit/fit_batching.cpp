@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -19,6 +21,7 @@
 #include "check_argument.h"
 #include "fit/feature_weights.h"
 #include "fit/fit_search.h"
+#include "fit/padded_search.h"
 #include "predict/sure_peak.h"
 
 namespace brim {
@@ -164,7 +167,9 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
     const TrialBatches trial = search.trial(fitted);
     const auto need = [&](std::size_t b) {
       const detail::BatchShape& shape = trial.shapes[b];
-      return fitted.cost == Cost::Kind::sum ? shape.total : shape.count * shape.longest;
+      return fitted.need                      ? trial.batches.loads[b]
+             : fitted.cost == Cost::Kind::sum ? shape.total
+                                              : shape.count * shape.longest;
     };
     std::vector<std::size_t> full(trial.shapes.size());
     std::iota(full.begin(), full.end(), std::size_t{0});
@@ -205,9 +210,30 @@ void leave_room_for_allocator(FittedLimit& fitted, const detail::FitSearch& sear
   }
 }
 
+using Sizes = std::vector<std::int64_t>;
+
+void check_features(std::span<const std::int64_t> features, std::size_t columns) {
+  const auto least = std::min_element(features.begin(), features.end());
+  check_argument(*least >= 0, "sizes must not be negative, got ", *least, " at index ",
+                 static_cast<std::size_t>(least - features.begin()) / columns);
+}
+
+/// One size for each sample, to tell small ones from large ones.
+Sizes sums_of(std::span<const std::int64_t> features, std::size_t columns) {
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max() / 8;
+  Sizes result(features.size() / columns);
+  for (std::size_t i = 0; i < features.size(); ++i) {
+    result[i / columns] += std::min(features[i], kMost);
+  }
+  return result;
+}
+
 }  // namespace
 
 batching::Limit FittedLimit::limit() const {
+  if (need) {
+    return need->limit(maximum);
+  }
   return cost == Cost::Kind::sum ? batching::Limit(Cost::sum(), maximum)
                                  : model_limit(model.value(), maximum);
 }
@@ -218,17 +244,29 @@ FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& w
   check_argument(padded || options.cost == Cost::Kind::sum,
                  "cost must be padded or sum to be fitted");
   check_argument(!sizes.empty(), "sizes is empty: there is nothing to measure");
-  const SamplesBySize samples(sizes);
+  const auto columns = static_cast<std::size_t>(options.columns);
+  check_argument(options.columns >= 1 && columns <= PaddedNeed::kMostSizes &&
+                     (padded || columns == 1) && sizes.size() % columns == 0,
+                 "columns must be from 1 to ", PaddedNeed::kMostSizes,
+                 ", the sizes in which samples are padded, got ", options.columns);
+  const bool several = columns > 1;
+  if (several) {
+    check_features(sizes, columns);
+  }
+  const Sizes sums = several ? sums_of(sizes, columns) : Sizes();
+  const std::span<const std::int64_t> each = several ? std::span(sums) : sizes;
+  const SamplesBySize samples(each);
   check_argument(samples.sizes[0] >= 0, "sizes must not be negative, got ", samples.sizes[0],
                  " at index ", samples.indices[0]);
   const BatchMeter meter(work, options);
   const detail::MeasureBatch measure = [&](std::span<const std::int64_t> batch) {
     return meter.measure(batch);
   };
-  const detail::FitSearch search{sizes, samples, static_cast<double>(options.budget), measure,
-                                 make};
+  const detail::FitSearch search{each, samples, static_cast<double>(options.budget), measure, make};
   FittedLimit fitted{options.cost, options.budget};
-  if (padded) {
+  if (several) {
+    fitted = detail::fit_padded_sizes(search, sizes, columns, options.probes);
+  } else if (padded) {
     fitted.model = padded_model(samples, meter, options);
     search.check_padded(fitted);
   } else {
@@ -239,12 +277,21 @@ FittedLimit fit_batching(std::span<const std::int64_t> sizes, const BatchWork& w
   }
   const std::int64_t smallest = std::max<std::int64_t>(samples.sizes[0], 1);
   const auto maximum = static_cast<double>(fitted.maximum);
-  const bool fits = padded ? fitted.model->largest_batch(static_cast<double>(smallest), maximum) > 0
-                           : fitted.maximum >= smallest;
+  bool fits = fitted.maximum >= smallest;
+  if (several) {
+    const auto place = static_cast<std::size_t>(samples.indices[0]) * columns;
+    const std::vector<double> least(sizes.begin() + static_cast<std::ptrdiff_t>(place),
+                                    sizes.begin() + static_cast<std::ptrdiff_t>(place + columns));
+    fits = fitted.maximum > 0 && fitted.need->largest_count(least, maximum) > 0;
+  } else if (padded) {
+    fits = fitted.model->largest_batch(static_cast<double>(smallest), maximum) > 0;
+  }
   check_argument(fits, "budget is too small: no batch is expected to stay within ",
                  format_bytes(options.budget), ", of which ", format_bytes(meter.held()),
                  " were held before: the smallest sample has size ", smallest,
-                 fitted.model ? ", and the measurements gave\n" + fitted.model->to_string() : "");
+                 fitted.model  ? ", and the measurements gave\n" + fitted.model->to_string()
+                 : fitted.need ? ", and the measurements gave\n" + fitted.need->to_string()
+                               : "");
   return fitted;
 }
 
@@ -252,9 +299,7 @@ std::vector<double> fit_weights(std::span<const std::int64_t> features, std::siz
                                 const BatchWork& work, const FitOptions& options) {
   check_argument(columns > 0 && !features.empty() && features.size() % columns == 0,
                  "features must have ", columns, " numbers for each sample, got ", features.size());
-  const auto least = std::min_element(features.begin(), features.end());
-  check_argument(*least >= 0, "sizes must not be negative, got ", *least, " at index ",
-                 static_cast<std::size_t>(least - features.begin()) / columns);
+  check_features(features, columns);
   const BatchMeter meter(work, options);
   std::vector<double> weights =
       detail::feature_weights(features, columns, static_cast<double>(options.budget),

@@ -45,12 +45,12 @@ void FitRanks::exchange(std::span<std::int64_t> numbers, const std::string& own)
         texts, [&](const std::string& text) { return failed ? !text.empty() : text != texts[0]; });
     const auto rank = static_cast<std::size_t>(other - texts.begin()) % texts.size();
     if (failed) {
-      throw RankError("rank " + std::to_string(rank) +
-                      " failed while the ranks measured together: " + texts[rank]);
+      throw RankError("rank " + std::to_string(rank) + " failed in " + task_ + ": " + texts[rank]);
     }
-    throw RankError(
-        "fit must be the same on all ranks, with the same samples and options, but rank 0 has " +
-        texts[0] + ", and rank " + std::to_string(rank) + " has " + texts[rank]);
+    throw RankError(task_ +
+                    " must be the same on all ranks, with the same samples and options, but rank "
+                    "0 has " +
+                    texts[0] + ", and rank " + std::to_string(rank) + " has " + texts[rank]);
   }
   const std::span<const std::int64_t> least = std::span(message).subspan(3, numbers.size());
   std::ranges::transform(least, numbers.begin(), std::negate<>());

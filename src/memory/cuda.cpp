@@ -71,7 +71,8 @@ class CudaBackend final : public AcceleratorBackend {
       limit.bytes = *bytes;
       // What such a budget had to reserve for pieces before is no reason to empty the cache again,
       // where each step opens one.
-      const bool is_near = now.reserved <= *bytes + *bytes / 4;
+      const bool is_near = static_cast<double>(now.reserved) <=
+                           (1 + CudaAllocator::kMostPieces) * static_cast<double>(*bytes);
       reservable = is_near ? std::max(*bytes, now.reserved) : *bytes;
       // A fraction that the user set with torch's own call stays in force below the budget.
       limit.fraction = std::min(fraction_for(std::min(reservable, now.limit), now.limit), outer);

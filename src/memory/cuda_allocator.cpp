@@ -73,8 +73,10 @@ class CudaAllocator::Admitted {
   /// Whether it is known.
   bool is_admitted(Index device, bool is_last_try) {
     const std::lock_guard lock(allocator_.mutex_);
-    held_ = allocator_.allocated(device);
+    const auto stats = allocator_.next_.getDeviceStats(device);
+    held_ = stats.allocated_bytes[0].current;
     allowed_ = limited_.limit.bytes;
+    allocator_.widen_if_retried(device, stats.num_alloc_retries);
     const std::int64_t room = allowed_ - held_ - limited_.admitted;
     if (bytes_ <= room) {
       limited_.admitted += bytes_;
@@ -121,6 +123,7 @@ void CudaAllocator::set_limit(Index device, const Limit& limit) {
   const std::lock_guard lock(mutex_);
   Limited& limited = this->limited(device);
   limited.limit = limit;
+  limited.retries = next_.getDeviceStats(device).num_alloc_retries;
   limited.is_limited.store(limit.bytes != kUnlimited);
   next_.setMemoryFraction(limit.fraction, device);
 }
@@ -128,6 +131,24 @@ void CudaAllocator::set_limit(Index device, const Limit& limit) {
 std::int64_t CudaAllocator::refused(Index device) {
   const std::lock_guard lock(mutex_);
   return limited(device).refused;
+}
+
+/// Torch has given back what it had cached to serve a request that the budget allowed, so its cache
+/// is in pieces. That takes milliseconds, and the next step would be no better: it may reserve a
+/// little more instead, up to `kMostPieces` of the budget.
+void CudaAllocator::widen_if_retried(Index device, std::int64_t retries) {
+  Limited& limited = this->limited(device);
+  if (retries == limited.retries) {
+    return;
+  }
+  limited.retries = retries;
+  constexpr double kStep = 1.0 / 8;
+  Limit& limit = limited.limit;
+  const auto budget =
+      static_cast<double>(limit.bytes) / static_cast<double>(next_.getMemoryInfo(device).second);
+  const double most = std::min((1 + kMostPieces) * budget, limit.outer_fraction);
+  limit.fraction = std::max(limit.fraction, std::min(limit.fraction + kStep * budget, most));
+  next_.setMemoryFraction(limit.fraction, device);
 }
 
 /// The budget allows the bytes, and torch refuses: what it has cached is in pieces. Then it may

@@ -18,6 +18,7 @@
 
 #include "memory/allocation_gates.h"
 #include "memory/event_log.h"
+#include "memory/reclaim.h"
 
 namespace brim {
 
@@ -43,6 +44,8 @@ class CudaAllocator final : public caching::CUDAAllocator {
   AllocationGates& gates() { return gates_; }
 
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+  /// Of a budget, beyond it: what may be reserved before the cache is emptied rather than widened.
+  static constexpr double kMostPieces = 0.25;
 
   /// What a device's tensors may hold: exact, but for less than the 1 MiB that torch does not split
   /// from a block. What is reserved stays below it, too, where the cache is not in pieces.
@@ -80,9 +83,11 @@ class CudaAllocator final : public caching::CUDAAllocator {
   bool initialized() override { return next_.initialized(); }
   void emptyCache(Pool pool) override { next_.emptyCache(pool); }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    note_use_on_another_stream();
     next_.recordStream(data, stream);
   }
   void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
+    note_use_on_another_stream();
     next_.recordStream(data, stream);
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(Index device) override {
@@ -203,6 +208,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
     Limit limit;
     std::int64_t admitted = 0;  // bytes of requests that torch serves now
     std::int64_t refused = 0;
+    std::int64_t retries = 0;  // of torch, at the last request
   };
 
   CudaAllocator(CUDAAllocator& next, EventLog& log) : next_(next), log_(log) {}
@@ -210,6 +216,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   Limited& limited(Index device) { return limited_.at(static_cast<std::size_t>(device)); }
   std::int64_t allocated(Index device);
   void note_refusal(Index device);
+  void widen_if_retried(Index device, std::int64_t retries);
 
   template <class Allocate>
   auto allocate_beyond(Index device, const Allocate& allocate);

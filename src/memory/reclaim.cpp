@@ -8,6 +8,7 @@ namespace {
 constinit std::atomic<Reclaim> in_force{nullptr};
 constinit std::atomic<GivenUp> telling{nullptr};
 constinit std::atomic<std::int64_t> so_far{0};
+constinit std::atomic<bool> other_streams{false};
 
 }  // namespace
 
@@ -33,5 +34,9 @@ void count_foreseen(std::int64_t bytes) noexcept {
 }
 
 std::int64_t bytes_given_up() noexcept { return so_far.load(std::memory_order_relaxed); }
+
+void note_use_on_another_stream() noexcept { other_streams.store(true); }
+
+bool is_used_on_other_streams() noexcept { return other_streams.load(); }
 
 }  // namespace brim

@@ -34,4 +34,11 @@ BRIM_API void count_foreseen(std::int64_t bytes) noexcept;
 /// all devices: whoever compares it before and after some work learns that it ran under pressure.
 [[nodiscard]] BRIM_API std::int64_t bytes_given_up() noexcept;
 
+/// What allocators that see it say of memory that another stream uses (Tensor.record_stream). Such
+/// memory may still be read after its tensor has gone.
+BRIM_API void note_use_on_another_stream() noexcept;
+
+/// Whether any memory was, in this process.
+[[nodiscard]] BRIM_API bool is_used_on_other_streams() noexcept;
+
 }  // namespace brim

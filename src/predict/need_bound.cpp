@@ -8,16 +8,15 @@
 namespace brim {
 namespace {
 
-constexpr std::size_t kTerms = NeedBound::kTerms;
-constexpr std::size_t kColumns = kTerms + 1;  // the last one is the right-hand side
-constexpr double kZero = 1e-12;               // for values that are at most about 1
-constexpr std::size_t kMostSteps = 500;       // usually it takes about ten
-using Row = std::array<double, kColumns>;
+constexpr double kZero = 1e-12;          // for values that are at most about 1
+constexpr std::size_t kMostSteps = 500;  // usually it takes about ten
 
-/// Exchanges a variable in the basis (the row's) with one outside it (the column's).
-void pivot(std::vector<Row>& table, std::size_t row, std::size_t column) {
+/// Exchanges a variable in the basis (the row's) with one outside it (the column's). The last
+/// column is the right-hand side.
+template <std::size_t Width>
+void pivot(std::vector<std::array<double, Width>>& table, std::size_t row, std::size_t column) {
   const double by = table[row][column];
-  for (std::size_t j = 0; j < kColumns; ++j) {
+  for (std::size_t j = 0; j < Width; ++j) {
     table[row][j] /= by;
   }
   table[row][column] = 1 / by;
@@ -27,15 +26,17 @@ void pivot(std::vector<Row>& table, std::size_t row, std::size_t column) {
       continue;
     }
     table[i][column] = 0;
-    for (std::size_t j = 0; j < kColumns; ++j) {
+    for (std::size_t j = 0; j < Width; ++j) {
       table[i][j] -= factor * table[row][j];
     }
   }
 }
 
-/// The variable to bring into the basis: the steepest one, kTerms if none gains. After many steps
-/// the first one, which cannot cycle (Bland's rule).
-std::size_t entering(const Row& objective, std::size_t step) {
+/// The variable to bring into the basis: the steepest one, their number if none gains. After many
+/// steps the first one, which cannot cycle (Bland's rule).
+template <std::size_t Width>
+std::size_t entering(const std::array<double, Width>& objective, std::size_t step) {
+  constexpr std::size_t kTerms = Width - 1;
   constexpr std::size_t kMany = 50;
   std::size_t best = kTerms;
   for (std::size_t j = 0; j < kTerms; ++j) {
@@ -51,7 +52,8 @@ std::size_t entering(const Row& objective, std::size_t step) {
 
 }  // namespace
 
-void NeedBound::add(const Terms& terms, double bytes) {
+template <std::size_t Count>
+void TermBound<Count>::add(const Terms& terms, double bytes) {
   Terms row{};
   std::transform(terms.begin(), terms.end(), row.begin(), [&](double t) { return t / bytes; });
   const auto implied = [](const Terms& one, const Terms& by) {
@@ -64,7 +66,9 @@ void NeedBound::add(const Terms& terms, double bytes) {
   rows_.push_back(row);
 }
 
-double NeedBound::at(const Terms& terms) const {
+template <std::size_t Count>
+double TermBound<Count>::at(const Terms& terms) const {
+  using Row = std::array<double, kTerms + 1>;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   // Units are chosen so that the largest figure of each column is 1.
   Terms unit{};
@@ -130,5 +134,8 @@ double NeedBound::at(const Terms& terms) const {
     pivot(table, leaving, column);
   }
 }
+
+template class TermBound<9>;
+template class TermBound<24>;
 
 }  // namespace brim

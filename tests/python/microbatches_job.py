@@ -34,8 +34,9 @@ from microbatches_rank_cases import (  # isort: skip: this is run as a script
     result,
     whole_gradients,
 )
+from microbatches_joint_cases import JOINT  # isort: skip: likewise
 
-CASES: dict[str, Callable[[int], Any]] = {}
+CASES: dict[str, Callable[[int], Any]] = {**JOINT}
 
 
 def case(function: Callable[[int], Any]) -> Callable[[int], Any]:

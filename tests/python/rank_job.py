@@ -28,7 +28,9 @@ import brim.dist
 from brim.data import PackedBatchSampler, SizeAwareBatchSampler
 from brim.testing import inject_oom
 
-CASES: dict[str, Callable[[int, int], Any]] = {}
+from even_rank_cases import EVEN_CASES, error_of  # isort: skip: this is run as a script
+
+CASES: dict[str, Callable[[int, int], Any]] = {**EVEN_CASES}
 
 
 def case(function: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
@@ -48,14 +50,6 @@ def room_for(size: int) -> Any:
 
 def out_of_memory() -> None:
     raise torch.OutOfMemoryError("CPU out of memory. Tried to allocate 1.00 GiB.")
-
-
-def error_of(call: Callable[[], object]) -> list[str]:
-    try:
-        call()
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["none", ""]
 
 
 def sizes_with_half_the_memory_on_the_last_rank(rank: int, world: int, **options: Any) -> Any:

@@ -359,7 +359,7 @@ WRONG_SIZES: list[tuple[str, Any, type[Exception], str]] = [
     ("a number", torch.tensor(3), ValueError, r"must have one dimension, got shape \(\)"),
     ("a uint64", torch.tensor(3, dtype=torch.uint64), ValueError, r"one dimension.*\(\)"),
     ("a numpy number", np.int64(3), ValueError, r"must have one dimension, got shape \(\)"),
-    ("a table", torch.ones(2, 2), ValueError, r"must have one dimension, got shape \(2, 2\)"),
+    ("a cube", torch.ones(2, 2, 2), ValueError, r"one dimension, got shape \(2, 2, 2\)"),
 ]
 NEGATIVE: list[tuple[str, Any, type[Exception], str]] = [
     ("negative", [1, -1], ValueError, "finite and not negative, got -1 at index 1"),

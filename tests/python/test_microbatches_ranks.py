@@ -12,7 +12,7 @@ from torch import nn
 import brim
 from brim import _C
 
-from .torchrun import results_of, torchrun
+from .torchrun import once, results_of, torchrun
 
 JOB = Path(__file__).parent / "microbatches_job.py"
 
@@ -20,9 +20,12 @@ JOB = Path(__file__).parent / "microbatches_job.py"
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks returned, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    torchrun(JOB, folder, timeout=120)
-    return results_of(folder)
+
+    def run(folder: Path) -> list[Any]:
+        torchrun(JOB, folder, timeout=120)
+        return results_of(folder)
+
+    return once(tmp_path_factory, "microbatches_ranks", run)
 
 
 def close(found: Any, expected: Any) -> bool:
@@ -44,6 +47,36 @@ def test_gradients_of_all_ranks_together(job: Any, case: str) -> None:
     assert found == job[1][case][0]  # to the bit
     for each in found:
         assert close(each, expected)
+
+
+def test_a_loss_of_the_items_of_all_ranks(job: Any) -> None:
+    found, expected = job[0]["joint"]
+    assert found == job[1]["joint"][0]  # to the bit
+    for each in found:
+        assert close(each, expected)
+
+
+def test_a_loss_of_all_items_is_exact_after_a_failure_on_one_rank(job: Any) -> None:
+    for rank in job:
+        assert rank["joint_failures"]["wrong"] == []
+    sizes = job[0]["joint_failures"]["sizes"]
+    assert sizes == job[1]["joint_failures"]["sizes"]
+    assert len(sizes) > 20
+    assert set(sizes) <= {1, 2, 3, 4}
+
+
+def test_errors_of_a_loss_of_all_items_reach_all_ranks(job: Any) -> None:
+    for rank, results in enumerate(job):
+        errors, found, expected = results["joint_errors"]
+        assert errors[1::2] == [[]] * 6
+        counting, assigning, failed, wider, drawing, rows = errors[::2]
+        assert "encode changes the buffer" in counting
+        assert "loss changes the buffer" in assigning
+        assert failed.startswith("KeyError" if rank else "RankError: rank 1 failed with")
+        assert "outputs of encode differ between the ranks" in wider
+        assert "must not draw random numbers" in drawing
+        assert "loss must return one element" in rows
+        assert close(found, expected)
 
 
 def test_exact_after_a_failure_at_each_allocation_of_one_rank(job: Any) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -18,7 +16,7 @@ import torch.distributed as dist
 
 import brim
 
-from .torchrun import environment, results_of, torchrun
+from .torchrun import environment, once, results_of, torchrun
 
 if not dist.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
@@ -29,6 +27,7 @@ QUICK = [
     *("error_on_one_rank", "does_not_fit", "different_sizes", "different_functions"),
     *("failure_in_each_place", "random_schedules", "random_microbatches"),
     *("fit_together", "fit_fails", "samplers_are_compared"),
+    *("even_steps", "even_repeats", "even_resumes", "even_fails"),
 ]
 
 Results = list[dict[str, Any]]
@@ -66,22 +65,10 @@ def without_torchrun(folder: Path, ranks: int, case: str) -> list[tuple[int, Any
     return results
 
 
-def shared(factory: pytest.TempPathFactory, ranks: int) -> Results:
-    """One job for all tests, also where pytest-xdist runs them in several processes."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"ranks_{ranks}"
-    folder.mkdir(exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            run_cases(folder, ranks, QUICK)
-            (folder / "done").touch()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return shared(tmp_path_factory, request.param)
+    ranks = request.param
+    return once(tmp_path_factory, f"ranks_{ranks}", lambda folder: run_cases(folder, ranks, QUICK))
 
 
 def same(results: Results, case: str) -> Any:
@@ -353,3 +340,59 @@ def test_nccl_with_one_rank(tmp_path: Path) -> None:
     assert inside == sorted(inside)
     assert kind == "OutOfMemoryError"
     assert "collectives inside" in text
+
+
+# ---------------------------------------------------------------- own shards, equal steps
+
+
+def test_ranks_that_read_their_own_shards_have_equal_steps_and_say_what_is_left(
+    results: Results,
+) -> None:
+    world = len(results)
+    for trial, of_ranks in enumerate(
+        zip(*(result["even_steps"] for result in results), strict=False)
+    ):
+        counts = of_ranks[0][0]
+        totals = [-(-sum(counts[rank::world]) // 10) for rank in range(world)]
+        for rank, (_, batches, warned, left) in enumerate(of_ranks):
+            assert len(batches) == min(totals)
+            own = {
+                n
+                for shard in range(rank, len(counts), world)
+                for n in range(1000 * shard, 1000 * shard + counts[shard])
+            }
+            given = list(itertools.chain(*batches))
+            assert len(set(given)) == len(given)
+            assert own.issuperset(given)
+            told = [text for text in warned if "another rank has no more" in text]
+            assert (left > 0) == (totals[rank] > min(totals)) == bool(told)
+            empty = any("no batch at all" in text for text in warned)
+            assert empty == (min(totals) == 0 < totals[rank])
+        assert trial > 0 or min(totals) == 0
+
+
+def test_shorter_ranks_repeat_their_shards(results: Results) -> None:
+    for rank, result in enumerate(results):
+        counts, epochs, resumed = result["even_repeats"]
+        longest = -(-max(counts) // 10)
+        for epoch in epochs:
+            assert len(epoch) == longest
+            own = range(1000 * rank, 1000 * rank + counts[rank])
+            times = [list(itertools.chain(*epoch)).count(n) for n in own]
+            assert min(times) >= 1
+            assert sum(times) == sum(map(len, epoch))
+        assert resumed == [epochs] * 3
+
+
+def test_equal_steps_resume_exactly(results: Results) -> None:
+    assert same(results, "even_resumes") > 6
+
+
+def test_a_rank_that_cannot_read_ends_the_epoch_on_all(results: Results) -> None:
+    for rank, result in enumerate(results):
+        (broken, other), warned = result["even_fails"]
+        assert broken[0] == ("KeyError" if rank == 0 else "RankError")
+        assert "a broken file" in broken[1]
+        assert other[0] == "RankError"
+        assert "even must be the same on all ranks" in other[1]
+        assert any("all ranks begin with the same batch" in text for text in warned)

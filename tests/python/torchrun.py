@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 def environment(ranks: int) -> dict[str, str]:
@@ -44,3 +48,16 @@ def torchrun(
 def results_of(folder: Path, ranks: int = 2) -> list[Any]:
     """What each rank wrote to its file."""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def once(factory: pytest.TempPathFactory, name: str, run: Callable[[Path], list[Any]]) -> list[Any]:
+    """What a job returned that all tests share, also where pytest-xdist has several processes."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    done = folder / "done"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            done.write_text(json.dumps(run(folder)))
+    return json.loads(done.read_text())

@@ -139,6 +139,15 @@ class BRIM_API Agreement {
   };
   Lengths lengths{};
 
+  /// For attempts in which the ranks meet: each is made by all of them or by none, so that one that
+  /// fitted is undone if another failed. Set outside of the calls.
+  void meet_in_attempts(bool meet) noexcept { meets_ = meet; }
+  [[nodiscard]] bool meets_in_attempts() const noexcept { return meets_; }
+  /// In such an attempt: this rank learned that another one failed, and stopped.
+  void stop_attempt() noexcept { stopped_ = true; }
+  /// Whether the attempt that ended was stopped. Asks once.
+  [[nodiscard]] bool take_stopped() noexcept { return std::exchange(stopped_, false); }
+
   /// Whether the call that begins now makes no exchange, by Sync::settled. Counts the call.
   bool skips_a_call() noexcept;
   /// Tells how the exchanges of a call went: whether every rank used the size that it was expected
@@ -159,6 +168,8 @@ class BRIM_API Agreement {
   std::string function_;
   std::function<bool(bool)> vote_;
   std::unordered_map<std::uint64_t, Agreed> agreed_;
+  bool meets_ = false;
+  bool stopped_ = false;
   int calm_calls_ = 0;  // in a row
   int skipped_ = 0;     // calls since the last exchange
 };

@@ -7,6 +7,7 @@
 #include <brim/adapt/detail/batch_pass.h>
 #include <brim/adapt/detail/gradient_reduction.h>
 #include <brim/adapt/detail/item_contrast.h>
+#include <brim/adapt/detail/joint_pass.h>
 #include <brim/adapt/detail/random_state.h>
 #include <brim/adapt/detail/split_check.h>
 #include <brim/adapt/options.h>
@@ -41,7 +42,113 @@ struct MicrobatchOptions {
   /// ranks (an all-reduce). Gradients and loss are then those of all ranks' batches together.
   std::vector<at::Tensor> parameters{};
   std::function<void(const at::Tensor&)> sum_over_ranks{};
+
+  /// With `encode`: what its forward may change beside tensors that it returns. See JointPass.
+  std::vector<at::Tensor> buffers{};
 };
+
+namespace detail {
+
+/// What all Microbatches have in common: options, remembered sizes, and the attempts of a step.
+class MicrobatchSteps {
+ public:
+  MicrobatchSteps(const MicrobatchSteps&) = delete;
+  MicrobatchSteps& operator=(const MicrobatchSteps&) = delete;
+
+  /// The size of the parts of the last batch; 0 before the first.
+  [[nodiscard]] std::int64_t size() const noexcept { return size_; }
+
+ protected:
+  MicrobatchSteps(MicrobatchOptions options, Reduction over_ranks)
+      : options_(std::move(options)),
+        pass_(options_.reduction, options_.parameters),
+        over_ranks_(over_ranks, options_.parameters) {
+    TORCH_CHECK_VALUE(options_.size >= 0, "size must be 0 or more, got ", options_.size);
+    TORCH_CHECK_VALUE(!reduces() || options_.sum_over_ranks,
+                      "sum_over_ranks must be given for parts on several ranks");
+    TORCH_CHECK_VALUE(
+        !reduces() || options_.adapt.ranks->options().collectives == Collectives::between,
+        "ranks must have their collectives between the calls: the gradients are "
+        "reduced after the parts");
+    pass_.count_always(reduces());
+    if (options_.adapt.memory == nullptr) {
+      options_.adapt.memory = &sizes_;
+    }
+    options_.adapt.name = "part size";
+    if (reduces()) {
+      options_.adapt.ranks->vote_with(
+          [this](bool done) { return over_ranks_.vote(done, options_.sum_over_ranks); });
+    }
+  }
+  ~MicrobatchSteps() {
+    if (reduces()) {
+      options_.adapt.ranks->vote_with({});
+    }
+  }
+
+  /// @param attempt runs the batch in parts of `size_`. @return the loss, of all ranks
+  template <class Attempt>
+  at::Tensor run_steps(std::int64_t items, std::uint64_t key, const Attempt& attempt) {
+    telling_ranks(
+        [&] { TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items); });
+    AdaptOptions adapt = options_.adapt;
+    adapt.key = key;
+    if (reduces()) {  // an attempt that fitted here is undone if it failed elsewhere
+      adapt.restore = [&](SavedState& state) {
+        if (options_.adapt.restore) {
+          options_.adapt.restore(state);
+        }
+        state.add([&] { pass_.undo(); });
+      };
+    }
+    const std::int64_t largest = options_.size == 0 ? items : std::min(options_.size, items);
+    at::Tensor loss = until_it_fits({.maxima = {&largest, 1},
+                                     .quanta = {&adapt.quantum, 1},
+                                     .options = adapt,
+                                     .items = items,
+                                     .maxima_may_differ = true,
+                                     .maxima_are_lengths = true},
+                                    [&](std::span<const std::int64_t> values) {
+                                      size_ = values.front();
+                                      return at::Tensor(attempt());
+                                    });
+    if (reduces()) {
+      try {
+        loss = over_ranks_.run(options_.sum_over_ranks);
+      } catch (...) {
+        pass_.undo();
+        throw;
+      }
+    }
+    return loss;
+  }
+
+  /// Runs checks of the arguments, whose errors must reach the other ranks too.
+  template <class Checks>
+  void telling_ranks(const Checks& checks) {
+    if (reduces() && !over_ranks_.is_planned()) {
+      options_.adapt.ranks->count_exchange(false);
+    }
+    try {
+      checks();
+    } catch (const c10::Error& error) {
+      if (reduces()) {
+        options_.adapt.ranks->refuse_call(error.what_without_backtrace());
+      }
+      throw;
+    }
+  }
+
+  [[nodiscard]] bool reduces() const noexcept { return options_.adapt.ranks != nullptr; }
+
+  SizeMemory sizes_;
+  MicrobatchOptions options_;
+  BatchPass pass_;
+  GradientReduction over_ranks_;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace detail
 
 /// Trains on batches in parts that fit, with the gradients of the whole batch.
 ///
@@ -65,38 +172,14 @@ struct MicrobatchOptions {
 /// nothing are timed beside it in some steps, and the faster ones stay.
 ///
 /// Belongs to one thread at a time.
+template <class LossFunction, class Encode = void>
+class Microbatches;
+
 template <class LossFunction>
-class Microbatches {
+class Microbatches<LossFunction, void> : public detail::MicrobatchSteps {
  public:
   explicit Microbatches(LossFunction loss_fn, MicrobatchOptions options = {})
-      : loss_fn_(std::move(loss_fn)),
-        options_(std::move(options)),
-        pass_(options_.reduction, options_.parameters),
-        over_ranks_(options_.reduction, options_.parameters) {
-    TORCH_CHECK_VALUE(options_.size >= 0, "size must be 0 or more, got ", options_.size);
-    TORCH_CHECK_VALUE(!reduces() || options_.sum_over_ranks,
-                      "sum_over_ranks must be given for parts on several ranks");
-    TORCH_CHECK_VALUE(
-        !reduces() || options_.adapt.ranks->options().collectives == Collectives::between,
-        "ranks must have their collectives between the calls: the gradients are "
-        "reduced after the parts");
-    pass_.count_always(reduces());
-    if (options_.adapt.memory == nullptr) {
-      options_.adapt.memory = &sizes_;
-    }
-    options_.adapt.name = "part size";
-    if (reduces()) {
-      options_.adapt.ranks->vote_with(
-          [this](bool done) { return over_ranks_.vote(done, options_.sum_over_ranks); });
-    }
-  }
-  ~Microbatches() {
-    if (reduces()) {
-      options_.adapt.ranks->vote_with({});
-    }
-  }
-  Microbatches(const Microbatches&) = delete;
-  Microbatches& operator=(const Microbatches&) = delete;
+      : MicrobatchSteps(options, options.reduction), loss_fn_(std::move(loss_fn)) {}
 
   /// @return the loss of the whole batch, without a graph.
   /// @throws c10::OutOfMemoryError with a summary if a part does not fit even at the floor; then,
@@ -165,58 +248,26 @@ class Microbatches {
     }
   }
 
-  /// The size of the parts of the last batch; 0 before the first.
-  [[nodiscard]] std::int64_t size() const noexcept { return size_; }
-
  private:
   template <class Pairs, class Part>
   at::Tensor run(std::int64_t items, std::uint64_t key, c10::Device device, const Pairs& pairs,
                  const Part& part) {
-    telling_ranks(
-        [&] { TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items); });
-    AdaptOptions adapt = options_.adapt;
-    adapt.key = key;
-    if (reduces()) {  // an attempt that fitted here is undone if it failed elsewhere
-      adapt.restore = [&](SavedState& state) {
-        if (options_.adapt.restore) {
-          options_.adapt.restore(state);
-        }
-        state.add([&] { pass_.undo(); });
-      };
-    }
     const auto forward = [&](std::int64_t begin, std::int64_t end) -> PartLoss {
       return part(begin, end);
     };
     const auto backward = [](const at::Tensor& loss, const at::Tensor& weight) {
       loss.backward(weight);
     };
-    const std::int64_t largest = options_.size == 0 ? items : std::min(options_.size, items);
-    at::Tensor loss =
-        detail::until_it_fits({.maxima = {&largest, 1},
-                               .quanta = {&adapt.quantum, 1},
-                               .options = adapt,
-                               .items = items,
-                               .maxima_may_differ = true,
-                               .maxima_are_lengths = true},
-                              [&](std::span<const std::int64_t> values) {
-                                size_ = values.front();
-                                if (options_.check && size_ < items) {
-                                  check(items, device, pairs, forward);
-                                }
-                                at::Tensor own = pass_.run(items, size_, forward, backward);
-                                if (reduces()) {
-                                  over_ranks_.prepare(own, pass_.count(), pass_.shape());
-                                }
-                                return own;
-                              });
-    if (reduces()) {
-      try {
-        loss = over_ranks_.run(options_.sum_over_ranks);
-      } catch (...) {
-        pass_.undo();
-        throw;
+    const at::Tensor loss = run_steps(items, key, [&] {
+      if (options_.check && size_ < items) {
+        check(items, device, pairs, forward);
       }
-    }
+      at::Tensor own = pass_.run(items, size_, forward, backward);
+      if (reduces()) {
+        over_ranks_.prepare(own, pass_.count(), pass_.shape());
+      }
+      return own;
+    });
     if (pools_) {
       pass_.pool(loss, reduces() ? over_ranks_.total() : pass_.count(),
                  reduces() ? over_ranks_.shape() : pass_.shape());
@@ -243,33 +294,13 @@ class Microbatches {
     random.restore();
   }
 
-  /// Runs checks of the arguments, whose errors must reach the other ranks too.
-  template <class Checks>
-  void telling_ranks(const Checks& checks) {
-    if (reduces() && !over_ranks_.is_planned()) {
-      options_.adapt.ranks->count_exchange(false);
-    }
-    try {
-      checks();
-    } catch (const c10::Error& error) {
-      if (reduces()) {
-        options_.adapt.ranks->refuse_call(error.what_without_backtrace());
-      }
-      throw;
-    }
-  }
-
-  [[nodiscard]] bool reduces() const noexcept { return options_.adapt.ranks != nullptr; }
-
   LossFunction loss_fn_;
-  SizeMemory sizes_;
-  MicrobatchOptions options_;
-  detail::BatchPass pass_;
-  detail::GradientReduction over_ranks_;
   detail::SplitCheck check_;
   detail::ItemContrast contrast_;
   bool pools_ = false;
-  std::int64_t size_ = 0;
 };
+
+template <class LossFunction>
+explicit Microbatches(LossFunction, MicrobatchOptions = {}) -> Microbatches<LossFunction, void>;
 
 }  // namespace brim

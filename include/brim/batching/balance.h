@@ -28,6 +28,34 @@ namespace brim::batching {
 [[nodiscard]] BRIM_API Batches balance(std::span<const double> costs, std::int64_t parts,
                                        bool equal_count = false);
 
+/// What no part may exceed: the sum of the sizes of its items, such as tokens or bytes.
+struct Cap {
+  std::span<const double> sizes;  ///< of each item
+  double most;
+};
+
+/// The same under a cap that holds for every part. If the parts of the function above are all under
+/// it, these are the result. If not, each item goes to the part that costs least of those that have
+/// room, the largest item first; where that leaves too little room, best fit packs the smaller
+/// half, or all items. Then items are exchanged as long as the costliest part gets cheaper.
+///
+/// Sizes are summed exactly where double precision can, so whole ones are; other sums stay below
+/// the cap by what rounding could add. With at least as many items as parts no part is empty.
+///
+/// @throws std::invalid_argument as above; if the sizes are not as many as the costs, or not finite
+///     and not negative, or the cap is not positive; if an item exceeds it by itself, naming index
+///     and size; if no such division was found, saying how many parts would do. With at least
+///     `fewest_parts` one is always found.
+[[nodiscard]] BRIM_API Batches balance(std::span<const double> costs, std::int64_t parts,
+                                       const Cap& cap, bool equal_count = false);
+
+/// The smallest number of parts that hold all items under a cap, rounded up to a multiple. For up
+/// to some dozens of items it is the smallest possible; for many, what best fit decreasing needs.
+/// Several ranks that need as many parts each take the largest of these numbers.
+/// @throws std::invalid_argument as `balance`.
+[[nodiscard]] BRIM_API std::int64_t fewest_parts(const Cap& cap, std::int64_t multiple_of = 1,
+                                                 bool equal_count = false);
+
 /// The ratio of linear to squared work for a hidden size of 4096: 6 · 4096 to 1.
 inline constexpr int kLinearFlops = 24576;
 

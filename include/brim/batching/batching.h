@@ -31,6 +31,10 @@ class BRIM_API BatchSource {
   ///     The same block comes again only for the same number.
   virtual bool fill(Batches& block, std::int64_t world_size) = 0;
 
+  /// Exchanges samples among the batches of one step, from `first` on, which ranks run at the same
+  /// time. Those of a block that lie in one step are passed after they were put into order.
+  virtual void even_out(Batches& /*block*/, std::size_t /*first*/, std::size_t /*count*/) {}
+
   /// The number of samples in the remaining blocks.
   [[nodiscard]] virtual std::int64_t rest() const = 0;
 
@@ -66,6 +70,9 @@ class BRIM_API Batching {
   /// The number of samples, including those that are left out.
   [[nodiscard]] virtual std::int64_t samples() const = 0;
 
+  /// Whether sources give other blocks to other numbers of ranks.
+  [[nodiscard]] virtual bool ranks_decide_blocks() const { return false; }
+
   /// Samples that are in no batch of any epoch.
   [[nodiscard]] virtual const std::vector<LeftOut>& left_out() const = 0;
 
@@ -79,6 +86,7 @@ enum class Oversize : std::uint8_t {
   alone,      ///< it is in a batch of its own, which exceeds the budget
   truncate,   ///< it counts as the largest size that fits (largest_size), to which the caller cuts
               ///< it
+  split,      ///< it is cut into parts that fit, of which each is a sample: LookAheadStream only
 };
 
 /// Which samples to batch, and in which order.
@@ -119,6 +127,8 @@ struct PackOptions {
                                                                        Order order = {},
                                                                        PackOptions options = {});
 
+class SampleIndex;
+
 /// Options of bucketed_batching.
 struct BucketOptions {
   /// Ascending; bucket b holds sizes from boundary b up to, but not including, boundary b + 1.
@@ -134,6 +144,12 @@ struct BucketOptions {
   Oversize oversize = Oversize::leave_out;
   /// See ordered_batching. Only without `batch_sizes`.
   std::int64_t batch_multiple = 1;
+  /// The number of bytes that may be kept about which samples are in which bucket. Two bytes per
+  /// sample give the fastest batches; if that is too much, counts per block of samples are kept,
+  /// and samples are found by reading a part of their block. Batches are the same.
+  std::size_t index_bytes = std::size_t{40} << 20;
+  /// Keeps those counts for other processes.
+  std::shared_ptr<SampleIndex> index = nullptr;
 };
 
 /// Batches of samples of like size. `sizes` decide the bucket; `columns`, which may be empty with

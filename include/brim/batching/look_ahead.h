@@ -4,12 +4,15 @@
 #include <brim/batching/stream.h>
 #include <brim/export.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -29,7 +32,21 @@ struct LookAheadOptions {
   Oversize oversize = Oversize::leave_out;
   /// As PackOptions::batch_multiple.
   std::int64_t batch_multiple = 1;
+  /// Sizes count as the next multiple of this, as PackedRowOptions::document_multiple pads them.
+  std::int64_t size_multiple = 1;
 };
+
+namespace detail {
+
+/// The size of the parts into which samples are cut: the largest that fits a batch, and a multiple
+/// of size_multiple. 0 if they are not cut.
+/// @throws std::invalid_argument if there are several sizes to cut by, or none of them fits.
+[[nodiscard]] BRIM_API std::int64_t part_size(const std::vector<Limit>& limits,
+                                              const LookAheadOptions& options);
+/// @throws std::invalid_argument for a size that cannot be cut: it has a fraction.
+[[nodiscard]] BRIM_API std::int64_t whole_size(double size, std::int64_t sample);
+
+}  // namespace detail
 
 /// The part of a LookAheadStream that needs no samples, only their sizes.
 class BRIM_API LookAheadCore {
@@ -83,14 +100,27 @@ class LookAheadStream {
   using Read = std::function<std::optional<Sample>()>;
   /// Writes the sizes of a sample, one per limit.
   using SizesOf = std::function<void(const Sample&, std::span<double>)>;
+  /// Makes the part of a sample from `begin` to `end` of its `size`.
+  using Cut =
+      std::function<Sample(const Sample&, std::int64_t begin, std::int64_t end, std::int64_t size)>;
 
+  /// @param cut for Oversize::split. Parts follow each other, with all but the last as large as
+  ///     fits; each is then a sample with a number of its own.
   /// @throws std::invalid_argument if there is no limit, or an option is not allowed.
   LookAheadStream(Read read, SizesOf sizes_of, std::vector<Limit> limits,
-                  const LookAheadOptions& options = {}, Ranks ranks = {})
+                  const LookAheadOptions& options = {}, Ranks ranks = {}, Cut cut = {})
       : read_(std::move(read)),
         sizes_of_(std::move(sizes_of)),
+        cut_(std::move(cut)),
+        part_size_(detail::part_size(limits, options)),
+        size_multiple_(options.size_multiple),
+        row_(limits.size()),
         core_([this](std::span<double> sizes) { return read_sizes(sizes); }, std::move(limits),
-              options, ranks) {}
+              options, ranks) {
+    if (part_size_ > 0 && !cut_) {
+      throw std::invalid_argument("oversize \"split\" needs a function that cuts samples");
+    }
+  }
   LookAheadStream(const LookAheadStream&) = delete;
   LookAheadStream& operator=(const LookAheadStream&) = delete;
 
@@ -144,19 +174,66 @@ class LookAheadStream {
 
  private:
   bool read_sizes(std::span<double> sizes) {
+    if (part_size_ > 0) {
+      return read_part(sizes);
+    }
     std::optional<Sample> sample = read_();
     if (!sample) {
       return false;
     }
     if (!sizes.empty()) {
       sizes_of_(*sample, sizes);
+      round_up(sizes);
+    }
+    keep(std::move(sample), !sizes.empty());
+    return true;
+  }
+
+  // A sample that is dropped must be measured too: only its size says how many parts it has.
+  bool read_part(std::span<double> sizes) {
+    if (!whole_) {
+      whole_ = read_();
+      if (!whole_) {
+        return false;
+      }
+      sizes_of_(*whole_, row_);
+      size_ = detail::whole_size(row_[0], wholes_read_++);
+      begin_ = 0;
+    }
+    const std::int64_t begin = begin_;
+    const std::int64_t end = std::min(begin + part_size_, size_);
+    const bool last = end == size_;
+    std::optional<Sample> part;
+    if (!sizes.empty()) {
+      std::copy(row_.begin(), row_.end(), sizes.begin());
+      sizes[0] = static_cast<double>(end - begin);
+      round_up(sizes);
+      part = begin == 0 && last ? std::move(whole_)
+                                : std::optional<Sample>(cut_(*whole_, begin, end, size_));
+    }
+    begin_ = end;
+    if (last) {
+      whole_.reset();
+    }
+    keep(std::move(part), !sizes.empty());
+    return true;
+  }
+
+  void round_up(std::span<double> sizes) const {
+    if (size_multiple_ > 1) {
+      const auto multiple = static_cast<double>(size_multiple_);
+      sizes[0] = std::ceil(sizes[0] / multiple) * multiple;
+    }
+  }
+
+  void keep(std::optional<Sample> sample, bool measured) {
+    if (measured) {
       samples_.push_back(std::move(sample));
     } else if (samples_.empty()) {
       ++first_;
     } else {
       samples_.emplace_back();
     }
-    return true;
   }
 
   void forget() {
@@ -167,6 +244,14 @@ class LookAheadStream {
 
   Read read_;
   SizesOf sizes_of_;
+  Cut cut_;
+  std::int64_t part_size_;  // of a sample that is cut; 0: none is
+  std::int64_t size_multiple_;
+  std::vector<double> row_;      // sizes of the sample that is cut
+  std::optional<Sample> whole_;  // the sample that is cut, until its last part is read
+  std::int64_t size_ = 0;        // its size
+  std::int64_t begin_ = 0;       // of its next part
+  std::int64_t wholes_read_ = 0;
   LookAheadCore core_;
   std::deque<std::optional<Sample>> samples_;  // from number first_ on
   std::int64_t first_ = 0;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <ranges>
 #include <span>
 #include <type_traits>
@@ -58,11 +59,16 @@ class SizeSpan {
   Any any_;
 };
 
+template <class T>
+struct SizeSummary;
+
 /// Sizes, and the budget that they count against.
 template <class T>
 struct Column {
   SizeSpan<T> sizes;
   Limit limit;
+  /// What a pass over the sizes would find, if that is known (SampleIndex).
+  std::shared_ptr<const SizeSummary<T>> summary = nullptr;
 };
 
 /// One column per budget. Several budgets hold at once: nodes and edges of graphs, tokens and

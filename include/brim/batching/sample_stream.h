@@ -32,7 +32,7 @@ class SampleStream {
   using SizesOf = std::function<void(const Sample&, std::span<double>)>;
 
   /// @param skip the number of samples to read and drop first: the begin() of an earlier stream.
-  /// @throws std::invalid_argument if there is no limit.
+  /// @throws std::invalid_argument if there is no limit, or for Oversize::split.
   SampleStream(Read read, SizesOf sizes_of, std::vector<Limit> limits,
                Oversize oversize = Oversize::leave_out, std::int64_t skip = 0)
       : read_(std::move(read)),
@@ -40,7 +40,11 @@ class SampleStream {
         sizes_(limits.size()),
         fill_(std::move(limits)),
         oversize_(oversize),
-        begin_(skip) {}
+        begin_(skip) {
+    if (oversize == Oversize::split) {
+      throw std::invalid_argument("oversize \"split\" is for a LookAheadStream");
+    }
+  }
 
   /// The next batch, empty at the end, which an exception is too. Reads one sample more than the
   /// batch has.

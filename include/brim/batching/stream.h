@@ -14,6 +14,8 @@
 
 namespace brim::batching {
 
+struct EpochIndex;
+
 /// Which of the ranks of a distributed job this one is.
 struct BRIM_API Ranks {
   std::int64_t rank = 0;
@@ -86,6 +88,10 @@ class BRIM_API BatchStream {
   [[nodiscard]] const Batches& block() const { return block_; }
   [[nodiscard]] std::int64_t blocks_opened() const { return blocks_opened_; }
 
+  /// The next block with the batches of all ranks in turns, valid until the next call; null at the
+  /// end. Of a stream of rank 0 that is not read by next().
+  [[nodiscard]] const Batches* next_block();
+
   /// Whether next() has to compute another block, or is at the end.
   [[nodiscard]] bool at_block_end() const {
     return blocks_opened_ == 0 || std::cmp_greater_equal(next_, block_.count());
@@ -107,8 +113,13 @@ class BRIM_API BatchStream {
   /// one of such a stream.
   void seek(const Position& position);
 
-  /// The number of this rank's remaining batches. Computes all of them.
-  [[nodiscard]] std::int64_t count_rest();
+  /// Passes this many of this rank's next batches, or all that are left. Returns how many. With an
+  /// index of this epoch it makes a few batches; otherwise it makes all of them. Positions in the
+  /// blocks that were passed are then not known.
+  std::int64_t skip(std::int64_t batches, const EpochIndex* index = nullptr);
+
+  /// The number of this rank's remaining batches. As `skip`; afterwards there is nothing to read.
+  [[nodiscard]] std::int64_t count_rest(const EpochIndex* index = nullptr);
 
   /// Appends the rest of the epoch: this rank's batches, or (rank 0 only) those of all ranks in
   /// turns. The stream is then at its end.
@@ -127,6 +138,9 @@ class BRIM_API BatchStream {
   };
 
   [[nodiscard]] OpenedBlock block_ahead() const;
+  std::int64_t jump(const EpochIndex& index, std::int64_t most);
+  [[nodiscard]] static bool too_short(std::int64_t batches, std::int64_t rest,
+                                      std::int64_t world_size);
   bool open_block();
   void fill_block(OpenedBlock& opened);
   void balance_block(std::int64_t world_size, std::int64_t step_offset,
@@ -142,7 +156,9 @@ class BRIM_API BatchStream {
   std::vector<LeftOut> left_out_;
   std::int64_t blocks_opened_ = 0;
   std::int64_t given_ = 0;
-  std::int64_t next_ = 0;  // this rank's next batch in the block, counted from its beginning
+  std::int64_t jumped_ = 0;       // batches of all ranks before the first opened block
+  std::int64_t jumped_step_ = 0;  // those of them in the step that ends in that block
+  std::int64_t next_ = 0;         // this rank's next batch in the block, counted from its beginning
   bool more_ = true;
   bool goes_back_;  // whether the source can be moved at any time
 };

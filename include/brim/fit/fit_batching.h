@@ -3,6 +3,7 @@
 #include <brim/batching/batching.h>
 #include <brim/export.h>
 #include <brim/fit/fit_ranks.h>
+#include <brim/fit/padded_need.h>
 #include <brim/predict/memory_model.h>
 #include <c10/core/Device.h>
 
@@ -26,6 +27,9 @@ struct BRIM_API FittedLimit {
   /// The share by which a batch may need more than measurements of other batches suggest. Above
   /// 0.25, sizes do not determine the need: batches that were not measured may exceed the budget.
   double error = 0.0;
+  /// Of samples that are padded in several sizes, instead of a model: `maximum` is what it may
+  /// predict. The columns of the other sizes have Limit::joined().
+  std::optional<PaddedNeed> need = {};
 
   [[nodiscard]] batching::Limit limit() const;
 };
@@ -35,8 +39,10 @@ struct FitOptions {
   std::int64_t budget = 0;  ///< bytes that the device may hold at once, older tensors included
   /// What memory depends on: n samples padded to the longest, or their sum.
   batching::Cost::Kind cost = batching::Cost::Kind::padded;
-  std::optional<c10::Device> device = {};      ///< default_device() if empty
-  std::int64_t probes = 7;                     ///< batches that are measured first (padded only)
+  std::optional<c10::Device> device = {};  ///< default_device() if empty
+  std::int64_t probes = 7;                 ///< batches that are measured first (padded only)
+  /// How many sizes a sample has, in each of which it is padded (padded only): 1 to 4.
+  std::int64_t columns = 1;
   std::function<void()> collect_garbage = {};  ///< see CollectOptions
   /// The ranks that measure together, with the same sizes and options; null for one. Not owned.
   FitRanks* ranks = nullptr;
@@ -62,7 +68,7 @@ using MakeBatching = std::function<std::shared_ptr<const batching::Batching>(con
 /// hundred times more, to see what torch's allocator loses between blocks. What it changes, such as
 /// the weights of a model that it trains, stays changed: put it back yourself (SavedState).
 ///
-/// @param sizes of all samples by index.
+/// @param sizes of all samples by index; of several, `options.columns` of each one after the other.
 /// @throws std::invalid_argument for no sizes, a negative size, a cost other than padded and sum, a
 ///     budget that is not positive or exceeds the device's limit, work that holds no memory, or if
 ///     not even the smallest sample fits; whatever `work` and `make` throw. With ranks: RankError

@@ -25,7 +25,9 @@ class BRIM_API FitRanks {
  public:
   static constexpr std::size_t kMostNumbers = 5;  ///< in one exchange
 
-  explicit FitRanks(std::shared_ptr<RankChannel> channel) : channel_(std::move(channel)) {}
+  /// @param task what the ranks do together, for errors.
+  explicit FitRanks(std::shared_ptr<RankChannel> channel, std::string task = "fit")
+      : channel_(std::move(channel)), task_(std::move(task)) {}
 
   /// Replaces each number by the largest that any rank passed. Blocks until every rank has called
   /// it. @throws RankError if a rank has failed, is gone, or has begun another batch.
@@ -48,6 +50,7 @@ class BRIM_API FitRanks {
   void exchange(std::span<std::int64_t> numbers, const std::string& own);
 
   std::shared_ptr<RankChannel> channel_;
+  std::string task_;
   std::int64_t doing_ = 0;  // a number made of what was measured so far
   bool ended_ = false;
 };

@@ -17,9 +17,11 @@ namespace brim {
 /// coefficient is estimated, so few measurements make the bound loose, never wrong.
 ///
 /// A value type without torch in it. Reading one from several threads is safe.
-class BRIM_API NeedBound {
+/// @tparam Count the number of terms.
+template <std::size_t Count>
+class BRIM_API TermBound {
  public:
-  static constexpr std::size_t kTerms = 9;
+  static constexpr std::size_t kTerms = Count;
   using Terms = std::array<double, kTerms>;  ///< how often each term counts; 0 for one not in use
 
   /// Terms are finite and not negative; bytes are positive.
@@ -31,5 +33,10 @@ class BRIM_API NeedBound {
  private:
   std::vector<Terms> rows_;  // terms per byte, of the measurements that others do not imply
 };
+
+/// Of one size of a sample.
+using NeedBound = TermBound<9>;
+/// Of samples that are padded in several sizes.
+using JointNeedBound = TermBound<24>;
 
 }  // namespace brim

@@ -242,7 +242,7 @@ def _x86_forward(call: _Call) -> int:
     if half:
         return max(2 * out, x + blocks)
     blocked = _blocked(call.out)
-    return max(_blocked(call.x) + blocked + weight, blocked + out) - out
+    return max(_x86_input(call) + blocked + weight, blocked + out) - out
 
 
 def _x86_backward(call: _Call) -> int:
@@ -259,7 +259,14 @@ def _x86_backward(call: _Call) -> int:
         parts = _x86_parts(call)
     if last:
         return max(_copies(call, 2), parts)
-    return max(_blocked(call.out) + _blocked(call.x) + parts, weight)
+    return max(_blocked(call.out) + _x86_input(call) + parts, weight)
+
+
+def _x86_input(call: _Call) -> int:
+    """Bytes of the input in blocks; kernels of AVX-512 take few channels as they are, but 1x1."""
+    dense = call.groups == 1 and not call.transposed and call.taps() > 1
+    few = dense and call.x.size(1) < _X86_CHANNELS == _x86_block()
+    return bytes_of(call.x) if few else _blocked(call.x)
 
 
 def _copies(call: _Call, count: int) -> int:
@@ -298,9 +305,13 @@ def _places(x: torch.Tensor) -> int:
     return math.prod(x.shape[2:])
 
 
+def _x86_block() -> int:
+    return _X86_CHANNELS if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+
+
 def _blocked(x: torch.Tensor) -> int:
     """Bytes with the channels padded to a block; up to 3 channels are taken as they are."""
-    block = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+    block = _x86_block()
     channels = x.size(1)
     padded = channels if channels <= 3 else -(-channels // block) * block
     return bytes_of(x) // channels * padded

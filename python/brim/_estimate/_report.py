@@ -39,10 +39,12 @@ operations. With all values kept, the peak is 9.00 GiB
 
     def __str__(self) -> str:
         size = _C.format_bytes
+        values = f"{self.values} value{'s' * (self.values != 1)}"
+        blocks = f"{self.blocks} block{'s' * (self.blocks != 1)}"
         return (
-            f"gives up {self.values} values ({size(self.bytes)}) and runs {self.blocks} blocks "
-            f"again: {self.extra_work:.1%} more floating-point operations. With all values kept, "
-            f"the peak is {size(self.peak_without)}"
+            f"gives up {values} ({size(self.bytes)}) and runs {blocks} again: "
+            f"{self.extra_work:.1%} more floating-point operations. With all values kept, the peak "
+            f"is {size(self.peak_without)}"
         )
 
 

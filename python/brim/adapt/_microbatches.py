@@ -11,15 +11,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Never, Unpack
 
 from brim import _C
-from brim._arguments import check_callable, flag, name_of, positive, refused, shown, whole
+from brim._arguments import flag, name_of, positive, shown, whole
 from brim._estimate import FirstSize
 from brim._state.undo import reached_modules
 from brim._state.undoing import Undoing
 from brim.adapt import _parts
 from brim.adapt._attempts import Attempts
 from brim.adapt._identity import identity, structure
+from brim.adapt._joint import Encode, Joint, buffers_of, joint_of, reached_by
 from brim.adapt._options import Options, inside, make, rank_setting
-from brim.adapt._parallel import parallel_modules, refuse_waiting, sharded, without_collectives
+from brim.adapt._parallel import (
+    has_other_ranks,
+    parallel_modules,
+    refuse_other_parameters,
+    refuse_waiting,
+    sharded,
+    sum_over,
+    without_collectives,
+)
+from brim.adapt._refusals import check_loss_fn, refuse_whole_batch
 from brim.adapt._run_loss import RunLoss
 from brim.adapt._split_check import SplitCheck
 
@@ -39,6 +49,8 @@ class Scaler(Protocol):
 class Microbatches:
     """Calls `loss_fn` on parts of a batch that fit, and backward on each.
 
+    A loss that needs all items at once (a contrastive one) is given as `encode` and `loss`.
+
     `step(batch)` leaves in `.grad` what the whole batch would have left, added to what was there,
     and returns the loss of the whole batch. If memory runs out, the batch is run again in smaller
     parts, with the same random state: the gradients are those of a run that had that size from the
@@ -53,6 +65,10 @@ class Microbatches:
         model: checked for layers that see the whole batch, as BatchNorm in training. Also needed
             for reentrant checkpoints, which hide parameters from the loss's graph, and with
             `ranks`.
+        loss: the outputs of `encode` for all items -> their loss. May have its own parameters.
+        encode: a part -> its embeddings: a tensor with a row per item, which depends on that item
+            only, or a tuple, list, dict or dataclass of such. A dictionary or tuple of functions:
+            several encoders, each for its own member of the batch; `loss` gets the like.
         reduction: `"mean"` or `"sum"`: what `loss_fn` does over a part.
         check: compare the losses and gradients of a few items, together and apart, in the first
             batch that is split, and in later ones whose items differ more. `loss_fn` is then called
@@ -60,9 +76,11 @@ class Microbatches:
             pairs; what it does to buffers and modes of modules is put back. A loss that does not
             follow from its parts is an error: one that compares items with each other, takes a
             root, norm or maximum over the batch, or adds means over different things. False trusts
-            `loss_fn`.
+            `loss_fn`. With `encode`: compare the embeddings of two items.
         size: the longest part, tried first; the whole batch if None.
-        dim: the dimension of the batch's tensors along which its items are.
+        dim: the dimension of the batch's tensors along which its items are. A packed batch (of a
+            `brim.data.PackedCollator`, or a dictionary with `cu_seqlens`) is cut between documents,
+            which are its items.
         split: a function `(batch, start, stop)` -> the part with these items, for batches other
             than a tensor or a tuple, list, dict or dataclass of tensors; `"slice"` for
             `batch[start:stop]`, as of a list of samples.
@@ -90,13 +108,16 @@ class Microbatches:
         >>> loss = step(torch.ones(100, 4))
         >>> model.weight.grad.shape, step.size
         (torch.Size([1, 4]), 16)
+        >>> loss = brim.Microbatches(encode=model, loss=torch.var, size=16)(torch.rand(100, 4))
     """
 
     def __init__(
         self,
-        loss_fn: Callable[[Any], Loss],
+        loss_fn: Callable[[Any], Loss] | None = None,
         model: torch.nn.Module | None = None,
         *,
+        loss: Callable[[Any], torch.Tensor] | None = None,
+        encode: Encode | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         size: int | None = None,
         dim: int = 0,
@@ -109,7 +130,12 @@ class Microbatches:
         check: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        _check_loss_fn(loss_fn, model)
+        self._split, self._length = _parts.splitting(split, length, whole("dim", dim, -(2**63)))
+        self._joint = joint_of(loss_fn, loss, encode, reduction, self._split, self._length, options)
+        if self._joint is None:
+            check_loss_fn(loss_fn, model)
+        else:
+            loss_fn = self._joint.work
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {shown(model)}")
         if scaler is not None and not hasattr(scaler, "scale"):
@@ -118,14 +144,20 @@ class Microbatches:
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
         self._loss_fn, _ = inside(loss_fn, "loss_fn")
         self._most = None if size is None else positive("size", size)
-        self._split, self._length = _splitting(split, length, whole("dim", dim, -(2**63)))
         self._scale = None if scaler is None else scaler.scale
         self._items = self._size = 0
+        self._lengths: list[int] = []  # of each encoder's batch
+        self._device = options.get("device")
         self._model, self._allow = model, allow
-        self._name = name_of(loss_fn)
+        self._name = name_of(loss_fn if loss is None else loss)
         self._running: dict[str, object] = {}  # the call that runs
         self._pass = _C.BatchPass(reduction)
         if model is not None and options.get("ranks") and sharded([model]):
+            if self._joint is not None:
+                raise ValueError(
+                    "model is sharded (FSDP), so that its ranks wait for each other in every part, "
+                    "of which loss= and encode= know nothing: use a DistributedDataParallel"
+                )
             if options.get("collectives", "inside") == "between":
                 raise ValueError(
                     "model is sharded (FSDP), so that its ranks wait for each other in every part, "
@@ -134,7 +166,8 @@ class Microbatches:
             options["collectives"] = "inside"
         self._ranks = rank_setting(options, f"Microbatches {self._name}")
         self._check: SplitCheck | None = None
-        if flag("check", check):
+        self._checks = flag("check", check)
+        if self._checks and self._joint is None:
             self._check = SplitCheck(
                 self._loss_fn, model, self._split, dim if split is None else None
             )
@@ -144,7 +177,7 @@ class Microbatches:
         if self._ranks is not None and options.get("collectives", "between") == "between":
             if model is None:
                 raise ValueError("ranks needs model=, whose gradients are reduced over the ranks")
-            self._reduction = _C.GradientReduction(reduction)
+            self._reduction = _C.GradientReduction("sum" if self._joint else reduction)
         mine = options.get("restore")
         restore: list[Any] = [] if mine is None else [mine]
         layers = () if model is None else model.modules()
@@ -167,7 +200,7 @@ class Microbatches:
             slots=slots,
             site=self._identity() if options.get("persist") else "",
             name="part size",
-            log_name=name_of(loss_fn),
+            log_name=self._name,
             parameters=[slots["size"]],
             quanta=[positive("q", q)],
             groups=[[0]],
@@ -218,6 +251,8 @@ class Microbatches:
             >>> step = brim.Microbatches(lambda part: (model(part) ** 2).mean(), model=model)
             >>> loss = step.accumulate([torch.ones(100, 4), torch.ones(50, 4)])
         """
+        if self._joint is not None:
+            raise ValueError("loss needs all items at once: pass one batch, not several")
         with Undoing() as undo:
             undo.callback(self._end_pool)
             self._pools = True
@@ -264,16 +299,25 @@ class Microbatches:
         self._pass.name(parameters)
         self._pass.count_always(self._pools or self._ranks is not None)
         if self._reduction is not None and agreement is not None:
-            reduction, add = self._reduction, _sum_over(self._ranks.group)
+            reduction, add = self._reduction, sum_over(self._ranks.group)
             reduction.name(parameters)
             # Not `self`: the agreement is in C++, and such a cycle would never be freed.
             agreement.vote_with(lambda done: reduction.vote(done, add))
             if not reduction.is_planned:
                 agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
-            self._refuse_whole_batch([] if self._model is None else [self._model])
+            refuse_whole_batch([] if self._model is None else [self._model], self._allow)
             refuse_waiting(self._parallel(), self._ranks is not None, self._reduction is not None)
-            self._items = whole("the length of the batch", self._length(batch), 1)
+            if self._joint is not None:
+                self._lengths = [
+                    whole("the length of the batch", length, 1)
+                    for length in self._joint.lengths(batch)
+                ]
+                self._items = max(self._lengths)
+                if agreement is not None:
+                    agreement.meet_in_attempts(True)
+            else:
+                self._items = whole("the length of the batch", self._length(batch), 1)
             self._inside = agreement if self._reduction is None else None
             if self._inside is not None:
                 self._inside.length = self._items
@@ -289,7 +333,7 @@ class Microbatches:
         else:
             loss, attempts = self._adaptive(batch, most, self._items), Attempts()
         if self._reduces():
-            loss = self._reduction.run(_sum_over(self._ranks.group))  # type: ignore[union-attr]
+            loss = self._reduction.run(sum_over(self._ranks.group))  # type: ignore[union-attr]
         if self._pools:
             counted = self._reduction if self._reduces() else None
             count = self._pass.count if counted is None else counted.total
@@ -299,8 +343,10 @@ class Microbatches:
             self._pass.finish()
         return loss, attempts
 
-    def _attempt(self, batch: Any, size: int, items: int) -> torch.Tensor:
+    def _attempt(self, batch: Any, size: int, items: int) -> torch.Tensor | None:
         self._size = size
+        if self._joint is not None:
+            return self._attempt_joint(self._joint, batch)
 
         def part(start: int, stop: int) -> Any:
             if stop - start == items:
@@ -310,9 +356,52 @@ class Microbatches:
         with Undoing() as undo:
             loss = self._run_pass(batch, size, part, undo)
         if self._reduces():
-            self._refuse_other_parameters()
+            refuse_other_parameters(self._pass.not_named())
             self._reduction.prepare(loss, self._pass.count, self._pass.shape)  # type: ignore[union-attr]
         return loss
+
+    def _attempt_joint(self, joint: Joint, batch: Any) -> torch.Tensor | None:
+        """An attempt at a loss of all items. None where another rank failed in it."""
+
+        def backward(roots: list[torch.Tensor], gradients: list[torch.Tensor] | None) -> None:
+            if gradients is None and self._scale is not None:
+                roots = [self._scale(roots[0])]
+            torch.autograd.backward(roots, gradients)
+
+        with Undoing() as undo:
+            if self._reduction is not None:
+                without_collectives(undo, self._model, not self._reduction.is_planned)
+            ranks = None
+            if self._reduces():
+                ranks = (self._ranks(), sum_over(self._ranks.group))
+
+            def first() -> None:
+                if self._size < self._items and self._model is None:
+                    refuse_whole_batch(self._encoded_by, self._allow)
+                if self._size < self._items and self._checks:
+                    joint.check(batch, self._lengths, self._model)
+                    self._checks = False
+
+            loss = joint.run(
+                self._pass,
+                batch,
+                self._size,
+                self._lengths,
+                backward=backward,
+                buffers=buffers_of(self._model, self._reached, self._allow),
+                device=self._device,
+                ranks=ranks,
+                first=first,
+            )
+        if loss is not None and self._reduces():
+            refuse_other_parameters(self._pass.not_named())
+            self._reduction.prepare(loss, 1.0, 0.0)  # type: ignore[union-attr]
+        return loss
+
+    @functools.cached_property
+    def _encoded_by(self) -> list[torch.nn.Module]:
+        """The modules that `encode` leads to. Looked for once."""
+        return [] if self._joint is None else reached_by(self._joint.encoders)
 
     def _run_pass(
         self, batch: Any, size: int, part: Callable[[int, int], Any], undo: Undoing
@@ -320,7 +409,7 @@ class Microbatches:
         if self._reduction is not None:
             without_collectives(undo, self._model, not self._reduction.is_planned)
         if self._model is None and size < self._items:
-            self._refuse_whole_batch(self._reached)
+            refuse_whole_batch(self._reached, self._allow)
         if self._check is not None and size < self._items and self._may_check():
             self._check.run(self._pass, batch, self._items, size)
         try:
@@ -340,7 +429,7 @@ class Microbatches:
 
         With `ranks`, parts have no collectives, or all ranks run as many.
         """
-        return self._reduction is not None or (self._inside is None and not _has_other_ranks())
+        return self._reduction is not None or (self._inside is None and not has_other_ranks())
 
     def _all_ranks(self) -> tuple[int, float, Callable[[list[float]], list[float]]] | None:
         """How the parts of all ranks fit together, if they have collectives inside."""
@@ -352,7 +441,7 @@ class Microbatches:
         def means(own: list[float]) -> list[float]:
             total = torch.tensor(own, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
-            _sum_over(group)(total)
+            sum_over(group)(total)
             return (total / float(group.size())).tolist()
 
         return ranks.parts, float(ranks.longest), means
@@ -362,10 +451,14 @@ class Microbatches:
         loss_fn, split, scale = self._loss_fn, self._split, self._scale
         parameters = [] if self._model is None else list(self._model.parameters())
 
+        joint = self._joint
+
         def two_parts(batch: Any, size: int, items: int) -> None:
             before = [parameter.grad for parameter in parameters]
             for parameter in parameters:
                 parameter.grad = None
+            if joint is not None:
+                items = joint.foresee(batch, size, joint.lengths(batch), scale)
             for start in range(0, min(items, 2 * size), size):
                 stop = min(start + size, items)
                 result = loss_fn(batch if stop - start == items else split(batch, start, stop))
@@ -390,88 +483,16 @@ class Microbatches:
     def _parallel(self) -> list[torch.nn.Module]:
         """Modules whose ranks may wait for each other, also those that only `loss_fn` names."""
         modules = [] if self._model is None else [self._model]
-        if self._ranks is None and _has_other_ranks():
+        if self._ranks is None and has_other_ranks():
             modules += self._reached
         return parallel_modules(modules)
 
     @functools.cached_property
     def _reached(self) -> list[torch.nn.Module]:
-        """The modules that `loss_fn` leads to. Looked for once: that takes as long as a step."""
+        """The modules that the work leads to. Looked for once: that takes as long as a step."""
         return reached_modules(self._loss_fn)
-
-    def _refuse_other_parameters(self) -> None:
-        for leaf in self._pass.not_named():
-            if isinstance(leaf, torch.nn.Parameter):
-                raise ValueError(
-                    f"loss_fn uses a parameter of shape {list(leaf.shape)} that model= does not "
-                    "have: its gradient would differ between the ranks. Pass a model that has it, "
-                    "as torch.nn.ModuleList([first, second])"
-                )
-
-    def _refuse_whole_batch(self, models: list[torch.nn.Module]) -> None:
-        layers = [m for model in models for m in model.modules() if isinstance(m, _BatchNorm)]
-        layers = [m for m in layers if not isinstance(m, self._allow)]
-        seeing = [m for m in layers if m.training or not m.track_running_stats]
-        if not seeing:
-            return
-        names = {m: name for model in models for name, m in model.named_modules()}
-        listed = ", ".join(
-            f"{names[layer] or 'model'} ({type(layer).__name__})" for layer in seeing[:8]
-        )
-        more = f" and {len(seeing) - 8} more" if len(seeing) > 8 else ""
-        raise ValueError(
-            f"model has layers that see the whole batch, which would see a part of it: {listed}"
-            f"{more}. Call eval() on them, replace them (GroupNorm), or pass "
-            f"allow={type(seeing[0]).__name__} if statistics of parts are good enough"
-        )
 
     def _identity(self) -> str:
         """What tells this from others in files."""
         model = 0 if self._model is None else structure(self._model)
         return f"{identity('microbatches', self._loss_fn, '')} {model}"
-
-
-def _has_other_ranks() -> bool:
-    distributed = torch.distributed
-    return (
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
-
-
-def _sum_over(group: Any) -> Callable[[torch.Tensor], None]:
-    def add(tensor: torch.Tensor) -> None:
-        torch.distributed.all_reduce(tensor, group=group)
-
-    return add
-
-
-def _check_loss_fn(loss_fn: Any, model: torch.nn.Module | None) -> None:
-    if isinstance(loss_fn, torch.nn.Module) and model is None:
-        raise TypeError(
-            "loss_fn must be a function of a part of the batch that returns its loss, got "
-            f"{shown(loss_fn)}: pass brim.Microbatches(loss_fn, model=model), or model= too if the "
-            "module itself returns the loss"
-        )
-    if signature := refused(loss_fn, 1):
-        raise TypeError(
-            f"loss_fn is called with one argument, a part of the batch, but {name_of(loss_fn)} "
-            f"takes {signature}: of a batch (x, y) the part is a tuple too, as in `x, y = part`"
-        )
-
-
-def _splitting(split: Any, length: Any, dim: int) -> tuple[_parts.Split, _parts.Length]:
-    if split is None:
-        if length is not None:
-            raise ValueError("length is for batches with a split of their own: pass split= too")
-        return (
-            lambda batch, start, stop: _parts.part(batch, dim, start, stop),
-            lambda batch: _parts.length(batch, dim),
-        )
-    length = length or len
-    check_callable("length", length)
-    if split == "slice":
-        return lambda batch, start, stop: batch[start:stop], length
-    check_callable("split", split)
-    return split, length

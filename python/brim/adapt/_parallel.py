@@ -72,6 +72,36 @@ def without_collectives(undo: Undoing, model: torch.nn.Module | None, is_first: 
         layer.register_forward_pre_hook(hook)
 
 
+def refuse_other_parameters(leaves: list[torch.Tensor]) -> None:
+    """Raise where parameters have gradients that are not reduced over the ranks."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.nn.Parameter):
+            raise ValueError(
+                f"loss_fn uses a parameter of shape {list(leaf.shape)} that model= does not "
+                "have: its gradient would differ between the ranks. Pass a model that has it, "
+                "as torch.nn.ModuleList([first, second])"
+            )
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several."""
+    distributed = torch.distributed
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def sum_over(group: Any) -> Callable[[torch.Tensor], None]:
+    """What replaces a tensor by its sum over the ranks."""
+
+    def add(tensor: torch.Tensor) -> None:
+        torch.distributed.all_reduce(tensor, group=group)
+
+    return add
+
+
 def _remove(layer: torch.nn.Module, hook: Callable[..., None]) -> None:
     for key, each in list(layer._forward_pre_hooks.items()):
         if each is hook:

@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from brim._arguments import check_callable
+from brim.adapt._packed import is_packed, layout_of, part_of
+
 Length: TypeAlias = Callable[[Any], int]
 Split: TypeAlias = Callable[[Any, int, int], Any]
 
@@ -74,12 +77,14 @@ def _lengths(value: Any, dim: int, path: str, found: dict[str, int]) -> None:
 
 
 def length(batch: Any, dim: int) -> int:
-    """How many items a batch has.
+    """How many items a batch has; of a packed one, how many documents.
 
     Example:
         >>> length({"x": torch.zeros(4, 3), "name": ["a", "b", "c", "d"], "k": 5}, 0)
         4
     """
+    if is_packed(batch):
+        return len(layout_of(batch).lengths)
     found: dict[str, int] = {}
     _lengths(batch, dim, "batch", found)
     if not found:
@@ -100,6 +105,8 @@ def part(value: Any, dim: int, start: int, stop: int) -> Any:
         >>> part((torch.arange(4), ["a", "b", "c", "d"], 5), 0, 1, 3)
         (tensor([1, 2]), ['b', 'c'], 5)
     """
+    if is_packed(value):
+        return part_of(value, start, stop)
     if isinstance(value, torch.Tensor) and value.ndim > 0:
         if value.is_nested:
             samples = list(value.unbind()[start:stop])
@@ -136,3 +143,20 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         return type(value)._make(inner) if hasattr(value, "_make") else type(value)(inner)
     fields = [field.name for field in dataclasses.fields(value) if field.init]
     return dataclasses.replace(value, **{name: change(getattr(value, name)) for name in fields})
+
+
+def splitting(split: Any, length_of: Any, dim: int) -> tuple[Split, Length]:
+    """How batches are cut, and how long they are, by the arguments `split` and `length`."""
+    if split is None:
+        if length_of is not None:
+            raise ValueError("length is for batches with a split of their own: pass split= too")
+        return (
+            lambda batch, start, stop: part(batch, dim, start, stop),
+            lambda batch: length(batch, dim),
+        )
+    length_of = length_of or len
+    check_callable("length", length_of)
+    if split == "slice":
+        return lambda batch, start, stop: batch[start:stop], length_of
+    check_callable("split", split)
+    return split, length_of

@@ -15,6 +15,7 @@ from brim import _C
 from brim._state.undo import undisturbed
 from brim._state.undoing import Undoing
 from brim._warn import warn
+from brim.adapt._packed import is_packed
 from brim.adapt._parts import Split, members, rebuilt
 from brim.memory import is_out_of_memory
 
@@ -66,7 +67,7 @@ class SplitCheck:
 
     def _places(self, batch: Any, items: int) -> list[int]:
         """Where neighbours are that differ more than those that were compared before."""
-        if (dim := self._dim) is not None:
+        if (dim := self._dim) is not None and not is_packed(batch):
             leaves = [leaf for leaf in _leaves(batch) if _has_items(leaf, dim, items)]
             return self._core.pairs([leaf.movedim(dim, 0) for leaf in leaves], 0)
         if not self._core.is_open or items > _MOST:

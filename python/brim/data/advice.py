@@ -12,11 +12,13 @@ from torch.utils.data import BatchSampler, DataLoader
 from brim._warn import warn
 
 
-def left_out_message(indices: torch.Tensor | Sequence[int], samples: int, reason: str) -> str:
+def left_out_message(
+    indices: torch.Tensor | Sequence[int], samples: int, reason: str, what: str = "samples"
+) -> str:
     """Count the samples that are in no batch, and name the first few."""
     first = ", ".join(str(int(index)) for index in indices[:5])
     more = ", …" if len(indices) > 5 else ""
-    return f"{len(indices)} of {samples} samples are left out, {reason}: {first}{more}"
+    return f"{len(indices)} of {samples} {what} are left out, {reason}: {first}{more}"
 
 
 def tell_of_misuse(sampler: Any, caller: FrameType) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePath
@@ -104,6 +104,27 @@ def _wait_for_all(group: Any) -> None:
         pause = min(2 * pause, 0.1)
 
 
+@contextmanager
+def agreed_most(ranks: Any, what: str, options: str) -> Iterator[Callable[[int], int]]:
+    """A function that returns the largest number that any of the ranks passes to it, in one call.
+
+    An error ahead of it becomes a RankError on the others. `what` and `options` must be the same.
+    """
+    from brim.dist import RankSetting, _channel
+
+    setting = None if ranks is False else RankSetting(ranks)
+    if setting is None or setting() is None:
+        yield lambda number: number
+        return
+    together = _C.FitRanks(_channel(setting.group), what)
+    together.same(options)
+    try:
+        yield lambda number: -together.least(-number)
+    except Exception as error:
+        together.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
 # ---- what samplers have in common ----------------------------------------------------------------
 
 
@@ -111,7 +132,7 @@ def fingerprint_of(sampler: Any) -> int | None:
     """A number made of the sizes of all samples, by which other data is recognised."""
     if sampler._data is None:
         tensors = {id(each): each for each in sampler._data_tensors()}.values()
-        numbers = [_C.fingerprint(each) for each in tensors]
+        numbers = [sampler._fingerprint(each) for each in tensors]
         sampler._data = zlib.crc32(repr(numbers).encode()) if numbers else None
     found: int | None = sampler._data
     return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, ClassVar, NamedTuple, TypedDict
 
@@ -25,6 +26,7 @@ from brim.data.frameworks import (
     fetched_ahead,
     most_batches,
 )
+from brim.data.index import Index, IndexPlace, index_place
 from brim.data.ranks import RankSource, SamplerType, shared_by_accelerate
 from brim.data.sizes import Budget, Cost, Limits, check_oversize, loaded, stored
 from brim.data.states import Epoch, Iteration, Opened, Start, check_same_run, check_state
@@ -45,6 +47,7 @@ class SamplerOptions(TypedDict, total=False):
     batch_multiple: int
     oversize: str
     as_tensors: bool
+    index: Index
 
 
 class Plan(NamedTuple):
@@ -76,12 +79,15 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
 
     Args:
         max_total_size: the budget of a batch. A list or tuple sets several budgets; sizes then have
-            one column for each (or are tuples).
+            one column for each (or are tuples). Under one budget, columns are sizes in each of
+            which samples are padded: source and target, height and width.
         cost: what a batch costs: `"padded"` (n × longest, the default), `"sum"` of the sizes
             (samples laid end to end, graphs), `"padded_squared"` (n × longest²), `"flops"`
             (n × (24576 · longest + longest²), the work of a transformer), `"count"`, a fitted
             `MemoryModel` with a budget in bytes, or a function of n and the longest size that does
-            not fall with either. Several budgets share one cost or take a list of costs.
+            not fall with either. Several budgets share one cost or take a list of costs. Of samples
+            padded in several sizes, `longest` is the sum of the longest of each; their product for
+            `"padded_product"` (n × height × width); functions get n and the longest of each.
         shuffle: whether to take the samples in random order.
         seed: determines the order together with the epoch. Call `set_epoch` before each epoch, else
             all have the same batches (with a warning, once). Lightning and accelerate call it.
@@ -101,6 +107,10 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             its own, over the budget) or `"truncate"`: it counts as `largest_size`, to which the
             program cuts it.
         as_tensors: yield batches as int64 tensors, which is faster than lists.
+        index: a folder for what takes a pass over all sizes, such as `len` of an epoch, so that one
+            process makes it and all others read it; True for one beside the file that sizes are
+            mapped from (`lengths.u16.brim` beside `lengths.u16`). Batches are the same. For one
+            budget; of samples padded in several sizes, the index holds the first.
 
     Example:
         >>> from brim.data import PackedBatchSampler
@@ -113,6 +123,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     # Used without `seed` and `generator`. Each iteration is then the next epoch.
     _default_seed: ClassVar[int | None] = None
     _batching: _C.SampleBatching | None = None
+    _index_place: IndexPlace | None = None
+    _index: _C.SampleIndex | None = None
 
     def __init__(
         self,
@@ -128,6 +140,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         batch_multiple: int = 1,
         oversize: str = "leave_out",
         as_tensors: bool = False,
+        index: Index = None,
         **unknown: object,
     ) -> None:
         if unknown:
@@ -159,6 +172,9 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self.batch_multiple = whole("batch_multiple", batch_multiple, 1, 2**31)
         budgets = self._budget_required or max_total_size is not None
         self._limits = Limits.read(cost, max_total_size, max_batch_size) if budgets else Limits()
+        self._index_given = index
+        if index and self._limits.several:
+            raise ValueError(f"index is for one budget, got max_total_size={shown(max_total_size)}")
         self.epoch = 0
         self._next: Epoch | None = None  # the coming one, once it is known
         self._iterations: list[Iteration] = []  # of that, and others that loops still hold
@@ -172,25 +188,37 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
     def __getstate__(self) -> dict[str, Any]:
         """All but what C++ made. It is made again when needed."""
         self._settle()
-        state = {**self.__dict__, **dict.fromkeys(("_batching", "_latest", "_counted"))}
+        state = {**self.__dict__, **dict.fromkeys(("_batching", "_latest", "_counted", "_index"))}
         state["_next"] = self._next and self._next._replace(opened=None)
         state["_iterations"] = []
         state["_comparison"] = copy.copy(self._comparison)
+        made: dict[int, Any] = {}
         for name in ("sizes", "_columns"):
             if name in state:
-                state[name] = stored(state[name])
+                state[name] = stored(state[name], made)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """The other half of `__getstate__`."""
         self.__dict__.update(state)
+        made: dict[int, Any] = {}
         for name in ("sizes", "_columns"):
             if name in state:
-                self.__dict__[name] = loaded(state[name])
+                self.__dict__[name] = loaded(state[name], made)
 
     @property
     def largest_size(self) -> Any:
-        """The largest size of a sample that fits the budget; one for each if there are several."""
+        """The largest size of a sample that fits the budget; one for each if there are several.
+
+        Raises:
+            ValueError: if samples are padded in several sizes under one budget.
+        """
+        columns: Sequence[Any] = getattr(self, "_columns", None) or ()
+        if len(columns) > len(self._limits.costs) > 0:
+            raise ValueError(
+                "largest_size needs a max_total_size for each size of a sample: of several sizes "
+                "under one, none has a largest that fits"
+            )
         maxima = self._limits.maxima
         whole_sizes = all(isinstance(maximum, int) for maximum in maxima)
         sizes = _C.largest_sizes(self._limits.costs, maxima, whole_sizes)[: self._limits.measured]
@@ -303,6 +331,7 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         self._settle()
         if self._batching is None:
             self._batching = self._make()
+            self._tell_of_index()
         return self._batching
 
     def _tell_of_left_out(self) -> None:
@@ -311,6 +340,65 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
             warn(f"there are no samples, so the {type(self).__name__} has no batches")
         for reason, indices in batching.left_out.items():
             warn(left_out_message(indices, batching.samples, reason))
+
+    # ---- the index -------------------------------------------------------------------------
+
+    def _place_index(self, sizes: object) -> None:
+        """Read the argument `index` for these sizes, as the user gave them."""
+        self._index_place = index_place(self._index_given, sizes)
+
+    def _open_index(self, column: torch.Tensor) -> _C.SampleIndex | None:
+        """The index of these sizes, as a tensor; None without one."""
+        if self._index is None and self._index_place is not None:
+            self._index = _C.SampleIndex(column, *self._index_place)
+        return self._index
+
+    def _tell_of_index(self) -> None:
+        for note in self._index.take_notes() if self._index is not None else ():
+            warn(note)
+
+    def _fingerprint(self, numbers: torch.Tensor) -> int:
+        if self._index is not None and numbers is self._data_tensors()[0]:
+            return self._index.fingerprint
+        return _C.fingerprint(numbers)
+
+    def _epochs_kept(self) -> tuple[_C.SampleIndex | None, str]:
+        """The index, and all that batches depend on beside the seed and the ranks."""
+        costs = self._limits.costs
+        told = all(isinstance(cost, (str, _C.MemoryModel)) for cost in costs)
+        if self._index is None or not told or not self._epochs_are_known():
+            return None, ""
+        sizes, *others = self._data_tensors()
+        orders = [_C.fingerprint(each) for each in others if each is not sizes]
+        facts = [type(self).__name__, self._sample_count(), orders, self._settings()]
+        return self._index, json.dumps(facts)
+
+    def make_index(self, epochs: Iterable[int] | None = None) -> None:
+        """Make what `index=` keeps, ahead of a job: also the numbers of batches of these epochs.
+
+        Takes a pass over all samples per epoch, which then no rank has to make. Without `shuffle`
+        all epochs are alike, and one pass is enough.
+
+        Args:
+            epochs: numbers of epochs; the coming one if None.
+
+        Raises:
+            ValueError: without `index=`, or if epochs are not kept: with a `generator`, `work=`, or
+                a function as cost or as `indices`.
+        """
+        batching = self._ready()
+        index, settings = self._epochs_kept()
+        if index is None:
+            raise ValueError(
+                "make_index needs index=, a seed if samples are shuffled, costs and indices that "
+                "are not functions, and no work=: otherwise epochs are not kept"
+            )
+        seed = self._fixed_seed()
+        for epoch in [self.epoch] if epochs is None else epochs:
+            number = whole("epochs", epoch, 0)
+            of_epoch = _C.epoch_seed(seed, number) if self.shuffle and seed is not None else 0
+            index.make_epoch(batching, settings, of_epoch, self.world_size)
+        self._tell_of_index()
 
     # ---- batches ---------------------------------------------------------------------------
 
@@ -367,7 +455,8 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         # The batching itself, not its id, which the next one may get.
         key = (start.seed, tuple(start.cursor), str(start.segments), batching, self._ranks.now())
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, batching.count(*self._here(start)))
+            self._counted = (key, batching.count(*self._here(start), *self._epochs_kept()))
+            self._tell_of_index()
         count = self._counted[1]
         asking = asked_by()
         if lightning := LightningAsks.now(asking):
@@ -381,10 +470,19 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
         """Whether the batches of epochs to come can be made now."""
         return not self.shuffle or self._fixed_seed() is not None
 
-    def plan(self) -> Plan:
-        """All batches of the next iteration on this rank, as two tensors."""
+    def plan(self, start: int = 0, stop: int | None = None) -> Plan:
+        """The batches of the next iteration on this rank, as two tensors.
+
+        Args:
+            start: the first batch. With `index=`, those before are not made if `len` or
+                `make_index` has made the index of the epoch.
+            stop: the batch to end before; None for all that there are.
+        """
+        first = whole("start", start, 0)
+        end = None if stop is None else whole("stop", stop, 0)
         batching = self._ready()
-        return Plan(*batching.plan(*self._here(self._coming())))
+        here = (*self._here(self._coming()), *self._epochs_kept())
+        return Plan(*batching.plan(*here, first, end))
 
     def report(self) -> _C.PlanReport:
         """What becomes of the samples in the next iteration, over all ranks. Print it.

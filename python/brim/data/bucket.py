@@ -76,8 +76,8 @@ class BucketBatchSampler(BatchSamplerBase):
     fuller ones more often. Otherwise the buckets follow each other.
 
     Args:
-        sizes: the size of each sample, which determines its bucket. With several budgets it may
-            have one column for each; the first determines the bucket.
+        sizes: the size of each sample, which determines its bucket. There may be several, a column
+            for each: for several budgets, or padded under one. The first determines the bucket.
         bucket_boundaries: bucket b holds the sizes in [boundary b, boundary b + 1). They are
             sorted. The last may be infinite. Samples outside are left out, with a warning.
         batch_size: samples per batch: one number for all buckets, or one for each.
@@ -119,7 +119,7 @@ class BucketBatchSampler(BatchSamplerBase):
                 "batch_size is the number of samples in a batch"
             )
         limits = self._limits
-        if limits.several and has_columns(sizes):
+        if limits.costs and has_columns(sizes):
             columns = limits.columns(sizes)
             self.sizes = columns[0]
         else:
@@ -130,6 +130,7 @@ class BucketBatchSampler(BatchSamplerBase):
         self._batch_sizes = _batch_sizes(batch_size, self.num_buckets)
         self._drop_last = flag("drop_last", drop_last)
         self._columns = columns
+        self._place_index(sizes)
         left_out = self._ready().left_out
         if 0 < len(self.sizes) == sum(len(indices) for indices in left_out.values()):
             raise RuntimeError(
@@ -139,10 +140,18 @@ class BucketBatchSampler(BatchSamplerBase):
         self._tell_of_left_out()
 
     def _make(self) -> _C.SampleBatching:
-        buckets = (self.sizes, self.bucket_boundaries.tolist(), self._batch_sizes)
-        sizes = (self._columns, self._limits.costs, self._limits.maxima)
         return _C.bucket_batching(
-            *buckets, *sizes, self._drop_last, self.shuffle, self._oversize, self.batch_multiple
+            self.sizes,
+            self.bucket_boundaries.tolist(),
+            self._batch_sizes,
+            self._columns,
+            self._limits.costs,
+            self._limits.maxima,
+            self._drop_last,
+            self.shuffle,
+            self._oversize,
+            self.batch_multiple,
+            self._open_index(self.sizes),
         )
 
     def _data_tensors(self) -> list[torch.Tensor]:

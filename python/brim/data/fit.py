@@ -47,7 +47,7 @@ class _Fitted(NamedTuple):
     cost: str
     max_total_size: int
     model: dict[str, Any] | None
-    weights: list[float] | None  # of several sizes per sample
+    weights: list[float] | None  # of several sizes per sample; padded, those of a PaddedNeed
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> _Fitted:
@@ -89,12 +89,13 @@ class FittedBatchSampler(BatchSamplerBase):
     """A batch sampler that `fit` can make from a budget in bytes.
 
     Attributes:
-        model: the memory model that `fit` found; None for others.
-        weights: what a unit of each of several sizes counts.
+        model: the memory model that `fit` found, a `PaddedNeed` of samples that are padded in
+            several sizes; None for others.
+        weights: what a unit of each of several sizes counts under `cost="sum"`.
         fit_report: what `fit` ran and put back; None if it measured nothing.
     """
 
-    model: _C.MemoryModel | None = None
+    model: _C.MemoryModel | _C.PaddedNeed | None = None
     weights: list[float] | None = None
     fit_report: FitReport | None = None
     _fitted: _Fitted | None = None
@@ -138,13 +139,15 @@ class FittedBatchSampler(BatchSamplerBase):
         Args:
             dataset: the samples, by index.
             work: what is done with a batch, such as a training step. Called about twenty times,
-                forty for two sizes per sample, with a list of samples, or with what `collate_fn`
-                returns for it. It may then hold up to twice the budget.
+                forty to seventy for two sizes per sample, with a list of samples, or with what
+                `collate_fn` returns for it. It may then hold up to twice the budget.
             sizeof: the size of each sample: the sizes themselves, or a function of the index (or
                 of the sample, if it cannot take an index). Samples may have several sizes that
-                memory depends on, as the nodes and edges of a graph: a column for each, or tuples.
-                What each of them needs is measured first, and a sample's size is their weighted
-                sum. Needs `cost="sum"`.
+                memory depends on: a column for each, or tuples. With `cost="padded"` samples are
+                padded to the longest of each (source and target, height and width; at most four),
+                and batches hold samples that are alike in all. With `cost="sum"` (nodes and edges
+                of a graph) what each size needs is measured first, and a sample's size is their
+                weighted sum.
             budget: bytes that the device may hold at once, including what it holds now, as an int
                 or text such as `"20GiB"`.
             device: the current accelerator if None, else the CPU.
@@ -166,7 +169,8 @@ class FittedBatchSampler(BatchSamplerBase):
                 order of the samples.
 
         Returns:
-            A sampler. Its attribute `model` is the memory model, and `max_total_size` the budget,
+            A sampler. Its attribute `model` is the memory model (a `PaddedNeed` of several padded
+            sizes), and `max_total_size` the budget,
             on CUDA less what torch's allocator loses between blocks. With `cost="sum"` it is the
             largest total of a batch. `weights` has what a unit of each of several sizes counts.
             `print(sampler.fit_report)` tells what ran and what was put back.
@@ -235,9 +239,8 @@ class FittedBatchSampler(BatchSamplerBase):
     ) -> Self:
         given_sizes = _all_sizes(dataset, sizeof)
         several = given_sizes.ndim == 2
-        if several and cost != "sum":
-            raise ValueError(f'several sizes per sample need cost="sum", got {shown(cost)}')
-        sizes = given_sizes.amax(1) if several else given_sizes
+        padded_sizes = given_sizes.shape[1] if several and cost == "padded" else 1
+        sizes = given_sizes.amax(1) if several and cost == "sum" else given_sizes
         limit = _C.parse_bytes(budget, _C.memory_stats(device).limit, "budget")
         if together is not None:
             shape = "×".join(map(str, given_sizes.shape))
@@ -254,12 +257,15 @@ class FittedBatchSampler(BatchSamplerBase):
                 chosen = {**options, "cost": cost, **changes}
                 return cls._of_sizes(sizes, maximum, chosen, trial=True)
 
-        def batching(maximum: int, model: _C.MemoryModel | None) -> _C.SampleBatching:
+        def batching(
+            maximum: int, model: _C.MemoryModel | _C.PaddedNeed | None
+        ) -> _C.SampleBatching:
             alone = {"seed": 0, "generator": None, "rank": 0, "world_size": 1}
             return trial(sizes, maximum, "sum" if model is None else model, **alone)._ready()
 
         def finish(made: Self, fitted: _Fitted) -> Self:
-            made._fitted, made.weights = fitted, fitted.weights
+            made._fitted = fitted
+            made.weights = fitted.weights if cost == "sum" else None
             made._features = given_sizes if several else None
             return made
 
@@ -279,10 +285,16 @@ class FittedBatchSampler(BatchSamplerBase):
                     error.add_note("there is no collate_fn, so the work got a list of samples")
                 raise
 
-        trial(torch.ones_like(sizes), len(sizes), "sum")  # wrong options fail before measuring
+        trial(
+            torch.ones(len(sizes), dtype=torch.int64), len(sizes), "sum"
+        )  # wrong options fail before measuring
         if state is not None:
             fitted = _Fitted.of_state(state)
-            made = cls._of_sizes(sizes, fitted.max_total_size, {**options}, trial=False)
+            # Of several sizes any cost will do until the state brings the right one.
+            any_sizes = sizes.amax(1) if sizes.ndim == 2 else sizes
+            made = cls._of_sizes(any_sizes, fitted.max_total_size, {**options}, trial=False)
+            if sizes.ndim == 2:
+                made._columns = made._limits.columns(sizes)
             finish(made, fitted._replace(budget=limit, cost=cost))
             made.load_state_dict(state)
             made._tell_of_left_out()
@@ -294,22 +306,24 @@ class FittedBatchSampler(BatchSamplerBase):
                 run(indices)
                 step(f"{len(indices)} samples")
 
-            if several:
+            if several and cost == "sum":
                 columns = given_sizes.shape[1]
                 flat = given_sizes.flatten()
                 weights = _C.fit_weights(flat, columns, measured, limit, device, together)
                 sizes = _combined(given_sizes, weights)
             maximum, found, error = _C.fit_batching(
-                *(sizes.contiguous(), measured, batching, cost == "padded", limit, device, probes),
-                together,
+                *(sizes.flatten(), measured, batching, cost == "padded", limit, device, probes),
+                *(together, padded_sizes),
             )
         # torch's cache stays as it is: in these blocks all batches have fitted.
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))
-        model = None
-        if found is not None:
-            model = MemoryModel()
-            model._assign(found)
+        model: _C.MemoryModel | _C.PaddedNeed | None = None
+        if isinstance(found, _C.PaddedNeed):
+            model, weights = found, found.weights
+        elif found is not None:
+            model = own = MemoryModel()
+            own._assign(found)
         if error > _UNPREDICTABLE:
             warn(
                 "the sizes of the samples do not determine what the work needs: a batch may need "
@@ -321,7 +335,7 @@ class FittedBatchSampler(BatchSamplerBase):
         made = cls._of_sizes(sizes, maximum, {**options, "cost": chosen}, trial=False)
         made.model = model
         made.fit_report = report
-        plain = None if model is None else model.state_dict()
+        plain = model.state_dict() if isinstance(model, MemoryModel) else None
         fitted = _Fitted(limit, cost, maximum, plain, weights)
         if together is not None:  # they have measured the same, so this finds a defect of brim's
             together.same(f"found {maximum} ({zlib.crc32(repr(fitted).encode()):08x})")
@@ -361,19 +375,27 @@ class FittedBatchSampler(BatchSamplerBase):
             raise
 
     def _take_over(self, fitted: _Fitted) -> None:
-        model = None
-        if fitted.model is not None:
-            model = MemoryModel()
-            model.load_state_dict(fitted.model)
-        self._fitted, self.model, self.weights = fitted, model, fitted.weights
+        if (self._features is None) != (fitted.weights is None):
+            raise ValueError("state is of another run: its samples have another number of sizes")
+        model = _model_of(fitted, self._features)
+        self._fitted, self.model = fitted, model
+        self.weights = fitted.weights if fitted.cost == "sum" else None
         self.max_total_size = fitted.max_total_size
         cost = model if fitted.cost == "padded" and model is not None else "sum"
         self._limits = Limits.read(cost, fitted.max_total_size, self.max_batch_size)
-        if (self._features is None) != (fitted.weights is None):
-            raise ValueError("state is of another run: its samples have another number of sizes")
-        if self._features is not None and fitted.weights is not None:
-            self._columns = self._limits.columns(_combined(self._features, fitted.weights))
+        if self.weights is not None and self._features is not None:
+            self._columns = self._limits.columns(_combined(self._features, self.weights))
         self._batching = self._data = None
+
+
+def _model_of(fitted: _Fitted, features: torch.Tensor | None) -> MemoryModel | _C.PaddedNeed | None:
+    if fitted.cost == "padded" and features is not None and fitted.weights is not None:
+        return _C.PaddedNeed(features.shape[1], fitted.weights)
+    if fitted.model is None:
+        return None
+    model = MemoryModel()
+    model.load_state_dict(fitted.model)
+    return model
 
 
 def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:
@@ -381,7 +403,8 @@ def _all_sizes(dataset: Any, sizeof: object) -> torch.Tensor:
     given = sizeof if function is None else _ask(dataset, function)
     if has_columns(given):
         columns = _columns(given)
-        sizes = torch.stack([column.to(columns[0].dtype) for column in columns], 1)
+        # Column by column in memory, as samplers keep them: on the CPU a copy would count.
+        sizes = torch.stack([column.to(columns[0].dtype) for column in columns]).t()
     else:
         sizes = one_column("sizes", given)
     if len(sizes) != len(dataset):

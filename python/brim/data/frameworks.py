@@ -141,7 +141,8 @@ def most_batches(sampler: Any, epochs: int, count: int) -> int:
         for epoch in range(first + 1, first + epochs) if sampler._epoch_decides() else ():
             sampler._enter(epoch)
             seed = sampler._coming_seed()
-            counts.append(sampler._ready().count(seed, *sampler._ranks.now(), [], []))
+            place = (seed, *sampler._ranks.now(), [], [])
+            counts.append(sampler._ready().count(*place, *sampler._epochs_kept()))
     finally:
         sampler._enter(first)
     return max(counts)

@@ -159,6 +159,9 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         self.sizeof = sizeof
         self._function = size_function(sizeof)
         self._columns = None if self._function else self._limits.columns(sizeof)
+        if self._function is not None and self._index_given:
+            raise TypeError("index needs the sizes as a tensor, an array or a list, not a function")
+        self._place_index(sizeof)
         # The order: 0 to _count - 1, or _indices. A foreign one may differ in each epoch, so
         # its indices are read when needed.
         self._count, self._indices = _fixed_order(sampler)
@@ -168,7 +171,8 @@ class SizeAwareBatchSampler(FittedBatchSampler):
         if self._columns is not None and not self._foreign:
             self._ready()
         else:  # wrong options are errors at once, before there are sizes
-            self._batching_of([torch.empty(0, dtype=torch.int64)] * len(self._limits.costs), None)
+            empty = [torch.empty(0, dtype=torch.int64)] * len(self._limits.costs)
+            self._batching_of(empty, None, None)
 
     @classmethod
     def _of_sizes(
@@ -202,20 +206,25 @@ class SizeAwareBatchSampler(FittedBatchSampler):
                     f"sampler has {self._count} samples, and sizeof only {len(columns[0])} sizes"
                 )
             indices = torch.arange(self._count)
-        return self._batching_of(columns, indices)
+        index = None if self._columns is None else self._open_index(columns[0])
+        return self._batching_of(columns, indices, index)
 
     def _batching_of(
-        self, columns: list[torch.Tensor], indices: torch.Tensor | None
+        self,
+        columns: list[torch.Tensor],
+        indices: torch.Tensor | None,
+        index: _C.SampleIndex | None,
     ) -> _C.SampleBatching:
         sizes = (columns, self._limits.costs, self._limits.maxima)
         return _C.ordered_batching(
-            *sizes, indices, self.shuffle, self._oversize, self.batch_multiple
+            *sizes, indices, self.shuffle, self._oversize, self.batch_multiple, index
         )
 
     def _ready(self) -> _C.SampleBatching:
         self._settle()
         if self._batching is None:
             self._batching = self._make()
+            self._tell_of_index()
             if not self._told:
                 self._tell_of_left_out()
             self._told = not self._foreign  # which may give other samples next time

@@ -12,6 +12,7 @@ from brim import _C
 from brim._arguments import whole
 from brim.data.base import SamplerOptions
 from brim.data.fit import FittedBatchSampler
+from brim.data.parts import Work, work_column
 from brim.data.sizes import Budget, Sizes, index_tensor, size_function
 
 
@@ -25,6 +26,9 @@ class PackedBatchSampler(FittedBatchSampler):
     the samples are put into random order before packing, and the batches of a window after it. With
     `cost="sum"` most samples are then taken in that order, so a batch mixes all sizes.
 
+    With several ranks, `work` evens out what the batches of a step have to do: by default that is
+    taken to be the budget's cost, and long documents cost more per token.
+
     Args:
         sizes: the size of each sample, as a tensor, an array or a list, which is kept and not
             copied; with `indices` also a callable or mapping from index to size.
@@ -34,6 +38,9 @@ class PackedBatchSampler(FittedBatchSampler):
             resuming.
         indices: the samples to batch; all if None. A function of the epoch gives other samples in
             each, such as draws with weights; it must give all ranks the same.
+        work: what the batches of one step have equally much of, with `cost="sum"`: one number per
+            sample, `"flops"` (that of a transformer: `flops(sizes)`), or a function of the sizes
+            that returns such numbers.
         **options: the keywords of all samplers; see `BatchSamplerBase`.
 
     Example:
@@ -52,6 +59,7 @@ class PackedBatchSampler(FittedBatchSampler):
         *,
         window: int | None = 10_000,
         indices: Iterable[int] | Callable[[int], Iterable[int]] | None = None,
+        work: Work | None = None,
         **options: Unpack[SamplerOptions],
     ) -> None:
         super().__init__(max_total_size, **options)
@@ -62,6 +70,8 @@ class PackedBatchSampler(FittedBatchSampler):
         if indices is not None and not callable(indices):
             self._order = index_tensor("indices", indices)
         function = size_function(sizes)
+        if function is not None and self._index_given:
+            raise TypeError("index needs the sizes as a tensor, an array or a list, not a function")
         if function is None:
             self._columns = self._limits.columns(sizes)
         elif self._order is None:
@@ -70,6 +80,8 @@ class PackedBatchSampler(FittedBatchSampler):
             )
         else:
             self._columns = self._limits.columns_of(function, self._order)
+        self._place_index(sizes)
+        self._work = None if work is None else work_column(work, self._columns[0])
         self._tell_of_left_out()
 
     def _make(self) -> _C.SampleBatching:
@@ -78,7 +90,12 @@ class PackedBatchSampler(FittedBatchSampler):
             order = index_tensor("indices", self._draw(self.epoch))
         sizes = (self._columns, self._limits.costs, self._limits.maxima)
         options = (self.window, self._oversize, self.batch_multiple)
-        return _C.packed_batching(*sizes, order, self.shuffle, *options)
+        index = self._open_index(self._columns[0])
+        return _C.packed_batching(*sizes, order, self.shuffle, *options, index, work=self._work)
+
+    def _epochs_kept(self) -> tuple[_C.SampleIndex | None, str]:
+        is_drawn = self._draw is not None or self._work is not None  # of what a file does not know
+        return (None, "") if is_drawn else super()._epochs_kept()
 
     def _enter(self, epoch: int) -> None:
         super()._enter(epoch)
@@ -89,7 +106,9 @@ class PackedBatchSampler(FittedBatchSampler):
         self._batching = self._batching if self._draw is None else None
 
     def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "window": self.window}
+        settings = {**super()._settings(), "window": self.window}
+        # A state that was saved without work is as it was.
+        return settings if self._work is None else settings | {"work": _C.fingerprint(self._work)}
 
     def _epoch_decides(self) -> bool:
         return super()._epoch_decides() or self._draw is not None

@@ -43,7 +43,7 @@ _POSITION = _FINGERPRINTS + _COMPARED * _MARKS * _COLUMNS
 _WORDS = _POSITION + 2 + _POSITION_WORDS
 _EPOCHS = 2**32
 # How many samples are compared as they are.
-_HEAD = 8
+HEAD = 8
 # Seconds, after which the process that holds the lock must have been killed: it holds it for some
 # microseconds.
 _LOCK_PATIENCE = 2.0
@@ -191,7 +191,8 @@ class Readers:
         if len(text) > 8 * _POSITION_WORDS:
             raise ValueError(
                 f"state must be of at most {8 * _POSITION_WORDS} bytes, got {len(text)}: the "
-                "number of ranks has changed too often since its epoch began"
+                "number of ranks, or the weights of a mixture, have changed too often since its "
+                "epoch began"
             )
         with self._locked():
             self._series = series = self._word(_SERIES) + 1
@@ -258,13 +259,15 @@ class Readers:
                 found[column] = other
         return found
 
-    def compare_heads(self, reading: Reading, samples: Iterator[Any], *, sharded: bool) -> Any:
+    def compare_heads(
+        self, reading: Reading, samples: Iterator[Any], count: int, *, sharded: bool
+    ) -> Any:
         """Compare the first samples, as they are. Returns an iterator over all of them."""
-        head = list(itertools.islice(samples, _HEAD))
-        value = _digest(head)
+        head = list(itertools.islice(samples, count))
+        value = digest(head)
         if value and sharded:
             for other, theirs in self._others(reading, 0, value).items():
-                if theirs == value and len(head) > 1:
+                if theirs == value and (len(head) > 1 or count == 1):
                     warn(
                         f"sharded=True says that each worker reads other samples, but workers "
                         f"{other} and {reading.worker} begin with the same ones, which then come "
@@ -321,7 +324,7 @@ def _hash(text: str) -> int:
     return zlib.crc32(text.encode()) % (2**31 - 1) + 1
 
 
-def _digest(samples: list[Any]) -> int:
+def digest(samples: list[Any]) -> int:
     """A number from 1 to 2**32 - 1, or 0 if there are no samples, or they cannot be pickled."""
     try:
         return zlib.crc32(pickle.dumps(samples)) or 1 if samples else 0

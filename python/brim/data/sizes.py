@@ -182,35 +182,43 @@ class Limits:
         }
 
     def columns(self, sizes: object) -> list[torch.Tensor]:
-        """The sizes as one tensor per budget, all of ints or all of floats."""
+        """The sizes as one tensor per budget, all of ints or all of floats.
+
+        Several sizes for one budget are one tensor each, which all count against it.
+        """
         sizes = at_once(sizes)
-        if not self.several:
+        joint = not self.several and has_columns(sizes)
+        if not self.several and not joint:
             return [size_column("sizes", sizes)] * len(self.costs)
         if is_array(sizes):
             columns = list(as_tensor("sizes", sizes).unbind(1)) if has_columns(sizes) else []
-            if len(columns) != self.measured:
+            if joint and not columns:
+                raise ValueError("sizes must have a number for each sample, got shape (n, 0)")
+            if not joint and len(columns) != self.measured:
                 raise ValueError(
                     f"sizes must have shape (samples, {self.measured}), one column for each "
                     f"budget, got {tuple(sizes.shape)}"  # type: ignore[attr-defined]
                 )
         else:
-            columns = self._columns_of_rows(sizes)
+            columns = self._columns_of_rows(sizes, joint)
         if any(column.is_floating_point() for column in columns):
             columns = [column.double() for column in columns]
         columns = [column.contiguous() for column in columns]
         return columns + columns[:1] * (len(self.costs) - self.measured)
 
-    def _columns_of_rows(self, sizes: object) -> list[torch.Tensor]:
+    def _columns_of_rows(self, sizes: object, joint: bool) -> list[torch.Tensor]:
         if isinstance(sizes, (str, bytes)) or not isinstance(sizes, Sequence):
             raise TypeError(f"sizes must be an array or a sequence of tuples, got {shown(sizes)}")
+        count = max(len(sizes[0]), 1) if joint else self.measured
+        what = "as for the first one" if joint else "one for each budget"
         for index, row in enumerate(sizes):
-            if not isinstance(row, Sized) or isinstance(row, str) or len(row) != self.measured:
+            if not isinstance(row, Sized) or isinstance(row, str) or len(row) != count:
                 raise ValueError(
-                    f"sizes must have {self.measured} numbers for each sample, one for each "
-                    f"budget, got {shown(row)} at index {index}"
+                    f"sizes must have {count} numbers for each sample, {what}, got {shown(row)} "
+                    f"at index {index}"
                 )
         rows = [tuple(row) for row in sizes]
-        return [_C.sizes_tensor([row[k] for row in rows]) for k in range(self.measured)]
+        return [_C.sizes_tensor([row[k] for row in rows]) for k in range(count)]
 
     def columns_of(self, sizeof: Callable[[int], Any], indices: torch.Tensor) -> list[torch.Tensor]:
         """The sizes that a function gives for these indices, asked once for each; 0 elsewhere."""
@@ -238,13 +246,15 @@ def _cost_name(cost: Any) -> str:
         return cost
     if isinstance(cost, _C.MemoryModel):
         return f"MemoryModel {zlib.crc32(repr(cost._state()).encode())}"
+    if isinstance(cost, _C.PaddedNeed):
+        return f"PaddedNeed {zlib.crc32(repr(cost.weights).encode())}"
     return f"function {getattr(cost, '__qualname__', type(cost).__qualname__)}"
 
 
 def _in_bytes(cost: object, maximum: object) -> object:
     """`"8GiB"` as a number, if the budget is in bytes; the core checks everything else."""
     if isinstance(maximum, str):
-        if not isinstance(cost, _C.MemoryModel):
+        if not isinstance(cost, (_C.MemoryModel, _C.PaddedNeed)):
             raise TypeError(
                 f"max_total_size must be a positive number, got {maximum!r}; "
                 "text is for a budget in bytes, with a memory model as cost, as fit makes them"
@@ -273,10 +283,17 @@ def size_function(sizeof: object) -> Callable[[Any], Any] | None:
     )
 
 
-def check_oversize(oversize: object) -> str:
+def check_oversize(oversize: object, *, splits: bool = False) -> str:
     """Check the argument `oversize` of a sampler; `"skip"` is another name for leaving out."""
     if oversize == "skip":
         return "leave_out"
+    if oversize == "split":
+        if splits:
+            return "split"
+        raise ValueError(
+            'oversize="split" is for pack_stream: a sampler knows samples by their index. Wrap the '
+            "data set in brim.data.SplitDocuments, and give the sampler its sizes"
+        )
     if oversize not in ("leave_out", "error", "alone", "truncate"):
         raise ValueError(
             f'oversize must be "leave_out", "error", "alone" or "truncate", got {shown(oversize)}'
@@ -298,19 +315,19 @@ class _Stored(NamedTuple):
     array: Any
 
 
-def stored(sizes: Any) -> Any:
-    """Sizes as they are pickled."""
+def stored(sizes: Any, made: dict[int, Any]) -> Any:
+    """Sizes as they are pickled. `made` has what was made before: a column may be there twice."""
     if isinstance(sizes, torch.Tensor) and sizes.dtype in (torch.uint16, torch.uint32):
-        return _Stored(sizes.numpy())
+        return made.setdefault(id(sizes), _Stored(sizes.numpy()))
     if isinstance(sizes, list) and sizes and isinstance(sizes[0], torch.Tensor):
-        return [stored(column) for column in sizes]
+        return [stored(column, made) for column in sizes]
     return sizes
 
 
-def loaded(sizes: Any) -> Any:
-    """The sizes of which `stored` made this."""
+def loaded(sizes: Any, made: dict[int, Any]) -> Any:
+    """The sizes of which `stored` made this; the same column is the same tensor again."""
     if isinstance(sizes, _Stored):
-        return torch.from_numpy(sizes.array)
+        return made.setdefault(id(sizes), torch.from_numpy(sizes.array))
     if isinstance(sizes, list) and sizes and isinstance(sizes[0], _Stored):
-        return [loaded(column) for column in sizes]
+        return [loaded(column, made) for column in sizes]
     return sizes

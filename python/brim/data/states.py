@@ -102,13 +102,15 @@ def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         ValueError: if it is not.
     """
     here, there = {**own, **own["settings"]}, {**state, **state["settings"]}
-    for key in ("format", "sampler", "samples", *own["settings"]):
+    for key in dict.fromkeys(
+        ("format", "sampler", "samples", *own["settings"], *state["settings"])
+    ):
         # A sampler without a length has -1 samples until it has been read.
         unknown = key == "samples" and -1 in (there[key], here[key])
-        if there.get(key) != here[key] and not unknown:
+        if there.get(key) != here.get(key) and not unknown:
             raise ValueError(
                 f"state is of another run: its {key} is {there.get(key)!r}, here it is "
-                f"{here[key]!r}"
+                f"{here.get(key)!r}"
             )
     # Older states, and samplers that ask for sizes one by one, have no such number.
     if None not in (here.get("data"), there.get("data")) and here["data"] != there["data"]:

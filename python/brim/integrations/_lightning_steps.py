@@ -10,7 +10,7 @@ import torch
 
 import brim
 from brim._state.undoing import Undoing
-from brim.adapt._microbatches import _splitting
+from brim.adapt._parts import splitting
 from brim.integrations._lightning_records import Records
 from brim.integrations._weights import Count, Weights, check_options, labels_kept, nothing
 
@@ -122,7 +122,7 @@ class AdaptiveStepsLogic:
         trainer, options = self._trainer, dict(self._options)
         if trainer.world_size > 1:
             options.setdefault("ranks", True)
-        split, length = _splitting(
+        split, length = splitting(
             options.pop("split", None), options.pop("length", None), options.get("dim", 0)
         )
 

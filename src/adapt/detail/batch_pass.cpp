@@ -152,12 +152,7 @@ at::Tensor BatchPass::run(std::int64_t items, std::int64_t size, Forward forward
 
 at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward forward,
                                 Backward backward, const AllRanks* all) {
-  for (const at::Tensor& leaf : named_) {
-    if (leaf.requires_grad()) {
-      put_aside(leaf);
-    }
-  }
-  named_leaves_ = leaves_.size();
+  put_aside_named();
   WeightedLoss loss(reduction_, items, all != nullptr ? all->unit : 0.0);
   const std::int64_t parts = all != nullptr ? all->parts : (items + size - 1) / size;
   const auto start = [&](std::int64_t part) {
@@ -201,6 +196,35 @@ at::Tensor BatchPass::run_parts(std::int64_t items, std::int64_t size, Forward f
   return total;
 }
 
+at::Tensor BatchPass::run_as(c10::function_ref<at::Tensor()> work) {
+  undo();
+  try {
+    put_aside_named();
+    ran_backward_ = false;
+    return work();
+  } catch (...) {
+    undo();
+    throw;
+  }
+}
+
+void BatchPass::reach(const at::Tensor& root, std::span<const at::Tensor> but) {
+  if (!std::exchange(ran_backward_, true)) {
+    check_no_gradients();
+  }
+  for (const at::Tensor& leaf : leaves_of(root)) {
+    if (std::ranges::none_of(but, [&](const at::Tensor& each) { return each.is_same(leaf); })) {
+      put_aside(leaf);
+    }
+  }
+}
+
+void BatchPass::drop_gradients() {
+  for (const Leaf& leaf : leaves_) {
+    gradient_of(leaf.tensor) = at::Tensor();
+  }
+}
+
 void BatchPass::check_no_gradients() const {
   for (const Leaf& leaf : leaves_) {
     TORCH_CHECK_VALUE(!gradient_of(leaf.tensor).defined(),
@@ -217,6 +241,15 @@ std::vector<at::Tensor> BatchPass::not_named() const {
     }
   }
   return found;
+}
+
+void BatchPass::put_aside_named() {
+  for (const at::Tensor& leaf : named_) {
+    if (leaf.requires_grad()) {
+      put_aside(leaf);
+    }
+  }
+  named_leaves_ = leaves_.size();
 }
 
 void BatchPass::put_aside(const at::Tensor& leaf) {

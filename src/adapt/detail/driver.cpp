@@ -209,6 +209,11 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
                     std::ranges::equal(trying, search.next()) ? search.expected() : std::nullopt);
       repeats = true;
       const std::optional<Failure> failure = attempt(trying);
+      if (!failure && options.ranks->take_stopped()) {
+        attempt({});  // its result
+        undo();
+        break;
+      }
       if (!failure) {
         fit = learn_fit(call, options, known, monitor, trials, trying);
         if (meeting.begins_with_lengths()) {
@@ -220,6 +225,9 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       undo();
       auto failed = monitor.failed(trying, *failure);
       if (!failed) {
+        if (options.ranks->meets_in_attempts()) {
+          break;  // all make the same attempt again
+        }
         continue;
       }
       if (cannot_repeat(options)) {
@@ -259,7 +267,7 @@ void until_all_fit(const MaximizeCall& call, const AdaptOptions& options, Checkp
       meeting.end(answer, first && agreed_before);
       return;
     }
-    if (fit && own(answer.next) != fit->values) {
+    if (fit && (options.ranks->meets_in_attempts() || own(answer.next) != fit->values)) {
       undo();
     }
     values = std::move(answer.next);

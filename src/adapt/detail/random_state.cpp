@@ -183,6 +183,26 @@ void RandomState::take_accelerators() {
 
 void RandomState::destroy(CpuRandomSnapshot* snapshot) { delete static_cast<Snapshot*>(snapshot); }
 
+bool RandomState::is_current() const {
+  at::CPUGeneratorImpl& cpu = cpu_generator();
+  bool same = true;
+  with_lock(cpu.mutex_, [&] { same = static_cast<const Snapshot&>(*cpu_).is_current(cpu); });
+  const Generators* generators = kind_ == c10::DeviceType::CUDA || kind_ == c10::DeviceType::XPU
+                                     ? generators_in_use(kind_)
+                                     : nullptr;
+  for (std::size_t i = 0; generators != nullptr && i < generators->of_device.size(); ++i) {
+    c10::GeneratorImpl& generator = *generators->of_device[i];
+    with_lock(generator.mutex_, [&] {
+      const RandomPlace now = place_of(kind_, generator);
+      // A generator that has come since began with the seed that it has, at 0.
+      const RandomPlace then =
+          i < accelerators_.size() ? accelerators_[i] : RandomPlace{now.seed, 0};
+      same = same && now.seed == then.seed && now.offset == then.offset;
+    });
+  }
+  return same;
+}
+
 void RandomState::restore() const {
   at::CPUGeneratorImpl& cpu = cpu_generator();
   const auto& snapshot = static_cast<const Snapshot&>(*cpu_);

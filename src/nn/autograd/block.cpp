@@ -33,16 +33,16 @@ const at::Tensor& first_of(const std::vector<at::Tensor>& inputs) {
 }
 
 /// @param limit in force, 0 for none
-std::size_t hash_of(const void* part, const std::vector<at::Tensor>& inputs, std::int64_t limit) {
-  std::size_t hash = c10::get_hash(part, limit);
+BlockCall call_of(const void* part, const std::vector<at::Tensor>& inputs, std::int64_t limit) {
+  BlockCall call{.part = c10::get_hash(part, limit), .sizes = {}};
   for (const at::Tensor& input : inputs) {
-    for (const std::int64_t size : input.sizes()) {
-      hash = c10::hash_combine(hash, static_cast<std::size_t>(size));
-    }
-    hash = c10::hash_combine(hash, static_cast<std::size_t>(input.scalar_type()));
+    call.sizes.insert(call.sizes.end(), input.sizes().begin(), input.sizes().end());
+    call.part = c10::get_hash(call.part, input.dim(), static_cast<int>(input.scalar_type()));
   }
-  return hash;
+  return call;
 }
+
+std::size_t kind_of(const BlockCall& call) { return c10::get_hash(call.part, call.sizes); }
 
 BlockSlots::Read read_of(const at::Tensor& tensor) {
   return {tensor.unsafeGetTensorImpl()->version_counter(), version_of(tensor).version};
@@ -85,7 +85,8 @@ struct Block::State {
 
   std::string name;
   c10::Device device;
-  std::size_t kind = 0;   // of the call
+  BlockCall shapes;       // of the call
+  std::size_t kind = 0;   // of the same
   std::int64_t held = 0;  // on the device, when it began
   std::int64_t gone = 0;  // values there, until then
   Circumstances circumstances;
@@ -168,16 +169,12 @@ bool Block::may_run_short(const void* part, const std::vector<at::Tensor>& input
   const std::int64_t held = backend_for(on).peak(on).current;
   device.begin(on);
   std::unique_lock lock(device.mutex);
-  const std::size_t kind = hash_of(part, inputs, limit);
-  if (device.passes_block(lock, first_of(inputs), kind)) {
+  const BlockCall call = call_of(part, inputs, limit);
+  if (device.passes_block(lock, first_of(inputs), kind_of(call))) {
     return false;
   }
-  const auto known = device.needs.find(kind);
-  if (known == device.needs.end()) {
-    return true;
-  }
-  const std::int64_t need = known->second;
-  return need + need / 4 > device.recent_room(lock, limit, held);
+  const std::optional<std::int64_t> room = device.needs.room_for(call);
+  return !room || *room > device.recent_room(lock, limit, held);
 }
 
 Block::Block(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -189,8 +186,9 @@ std::shared_ptr<Block> Block::begin(const void* part, const std::vector<at::Tens
   const std::shared_ptr<Block> block(
       new Block(std::make_unique<State>(first, device, std::move(name))));
   State& state = *block->state_;
-  state.kind =
-      hash_of(part, inputs, device.are_rehearsed() ? 0 : budget_in_force(state.device).value_or(0));
+  state.shapes =
+      call_of(part, inputs, device.are_rehearsed() ? 0 : budget_in_force(state.device).value_or(0));
+  state.kind = kind_of(state.shapes);
   for (const at::Tensor& input : inputs) {
     state.slots.reads.push_back(read_of(input));
   }
@@ -233,17 +231,13 @@ void Block::end(const std::vector<at::Tensor>& reads, std::function<void()> run_
 }
 
 Block::~Block() {
-  constexpr std::size_t kMostNeeds = 4096;  // of loops whose shapes never come back
   DeviceSlots& device = *state_->own.among;
   const std::int64_t need = state_->use().peak - state_->held;
   const std::lock_guard lock(device.mutex);
-  if (device.needs.size() >= kMostNeeds) {
-    device.needs.clear();
-  }
   if (state_->gone == device.counts.dropped + device.counts.foreseen) {
-    device.needs[state_->kind] = need;
+    device.needs.set(state_->shapes, need);
   } else {
-    device.needs.erase(state_->kind);  // unknown: without what had to go it would be more
+    device.needs.forget(state_->shapes);  // unknown: without what had to go it would be more
   }
   if (!state_->slots.is_untouched()) {
     device.keep_next_time(state_->slots);

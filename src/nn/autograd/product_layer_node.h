@@ -35,7 +35,12 @@ class ProductLayerNode : public OutputHoldingNode {
                   TORCH_GUARD_OR_FALSE(output.sym_numel().sym_gt(input.sym_numel())) &&
                   (reads_weight || stays(weight, parameter));
     if (reads_weight || is_offered_) {
-      weight_ = Kept(weight_to_keep(input, weight, parameter, recompute.is_always()));
+      const at::Tensor& kept = weight_to_keep(input, weight, parameter, recompute);
+      weight_ = Kept(kept);
+      if (recompute.is_if_short() && weight.requires_grad() && !kept.is_same(weight)) {
+        cast_.set(weight, /*work=*/0);
+        cast_from_ = torch::autograd::impl::gradient_edge(weight);
+      }
     }
     if (is_offered_) {
       allow_to_run_again(input, bias);
@@ -74,7 +79,9 @@ class ProductLayerNode : public OutputHoldingNode {
     if (!output.defined()) {
       // As at forward: below autocast, which has done its casts there.
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-      output = run_again(input_.lend(), in_type(weight_.lend()), maybe(bias_.lend()));
+      const at::Tensor cast = cast_weight();
+      output = run_again(input_.lend(), cast.defined() ? cast : in_type(weight_.lend()),
+                         maybe(bias_.lend()));
       if (askers_ > 1 && !is_for_loss_) {  // a single one holds it itself
         again_.set(output);
       }
@@ -110,7 +117,10 @@ class ProductLayerNode : public OutputHoldingNode {
   }
 
   /// For the node's own backward.
-  [[nodiscard]] at::Tensor take_weight() { return in_type(weight_.take()); }
+  [[nodiscard]] at::Tensor take_weight() {
+    const at::Tensor cast = cast_weight();
+    return cast.defined() ? cast : in_type(weight_.take());
+  }
 
   void forget() override {
     input_.forget();
@@ -120,6 +130,7 @@ class ProductLayerNode : public OutputHoldingNode {
   void release() override {
     input_.release();
     weight_.release();
+    cast_.reset();
     bias_.release();
     again_.reset();
   }
@@ -145,16 +156,26 @@ class ProductLayerNode : public OutputHoldingNode {
 
   /// Which to keep: the weight, or the parameter that autocast cast that from, to cast it again in
   /// backward. For a trained weight that takes more time than torch's layer, so it is left to
-  /// `recompute`, and to copies that count beside the input.
-  [[nodiscard]] static at::Tensor weight_to_keep(const at::Tensor& input, const at::Tensor& weight,
-                                                 const MaybeTensor& parameter, bool recompute) {
+  /// `recompute`, and to copies that count beside the input. If that is asked for only where memory
+  /// is short, the copy is kept beside the parameter until then.
+  [[nodiscard]] static const at::Tensor& weight_to_keep(const at::Tensor& input,
+                                                        const at::Tensor& weight,
+                                                        const MaybeTensor& parameter,
+                                                        Again recompute) {
     constexpr int kMuchLess = 16;
+    const auto counts = [&] {
+      return is_traced_by_others(input) || kMuchLess * weight.numel() >= input.numel();
+    };
+    const bool may_wait = recompute.is_if_short() && asks_now(recompute) &&
+                          !is_traced_by_others(weight) && stays(weight, parameter);
     const bool casts_again =
         is_given(parameter) &&
-        (!weight.requires_grad() ||
-         (recompute && (is_traced(input) || kMuchLess * weight.numel() >= input.numel())));
+        (!weight.requires_grad() || ((recompute.is_always() || may_wait) && counts()));
     return casts_again ? *parameter : weight;
   }
+
+  /// The copy of the weight in the input's type; undefined where none is kept, or it was dropped.
+  [[nodiscard]] at::Tensor cast_weight() const { return with_history(cast_.get(), cast_from_); }
 
   [[nodiscard]] at::Tensor in_type(const at::Tensor& weight) const {
     return weight.scalar_type() == type_ ? weight : weight.to(type_);
@@ -168,6 +189,8 @@ class ProductLayerNode : public OutputHoldingNode {
   bool is_for_loss_ = false;
   int askers_ = 0;
   Kept weight_;
+  KeptWhileRoom cast_;  // of the weight by autocast, where the parameter is kept
+  Edge cast_from_;
   Kept bias_;
 };
 

@@ -45,7 +45,32 @@ Devices& devices() {
   return all;
 }
 
+// Tensors of a rehearsal have an object of Python, and so has their memory, which a trace follows.
+// These are no holders of their own.
+
+std::size_t holders_of_value(const at::Tensor& value, bool is_rehearsed) {
+  return value.use_count() -
+         (is_rehearsed ? compat::counted_by_python(*value.unsafeGetTensorImpl()) : 0);
+}
+
+std::size_t holders_of_memory(const at::Tensor& value, bool is_rehearsed) {
+  const c10::Storage& memory = value.storage();
+  return memory.use_count() -
+         (is_rehearsed ? compat::counted_by_python(*memory.unsafeGetStorageImpl()) : 0);
+}
+
 }  // namespace
+
+bool is_held_once(const at::Tensor& value) {
+  const bool rehearsed = is_rehearsed(value);
+  // Memory that was shared with other processes, or is somebody else's, has a context of its own.
+  const at::DataPtr& data = value.storage().data_ptr();
+  if (value.is_cuda() && is_used_on_other_streams()) {
+    return false;
+  }
+  return data.get() == data.get_context() && holders_of_value(value, rehearsed) == 1 &&
+         holders_of_memory(value, rehearsed) == 1;
+}
 
 bool BlockSlots::is_untouched() const {
   return std::ranges::all_of(reads, [](const Read& read) {
@@ -122,6 +147,10 @@ void DeviceSlots::begin_step(const at::Tensor& first, std::int64_t limit) {
   ++number_;
   most_live_ = live_;
   be_of_kind(c10::get_hash(first.sizes().vec(), static_cast<int>(first.scalar_type()), limit));
+  spared_ = plan_ != nullptr && plan_->spares_blocks() ? kind_ : 0;
+  if (spared_ != 0) {
+    be_of_kind(c10::get_hash(kind_, 0));  // its layers keep other values
+  }
 }
 
 void DeviceSlots::be_of_kind(std::size_t found) {
@@ -144,7 +173,11 @@ void DeviceSlots::learn() {
       plan_ = &plans_[kind_];
     }
     plan_->make_of(std::move(step_));
-  } else if (plan_ != nullptr) {
+    if (const auto holding = plans_.find(spared_);
+        spared_ != 0 && holding != plans_.end() && !plan_->leaves_enough()) {
+      holding->second.needs_blocks();
+    }
+  } else if (plan_ != nullptr && !step_.empty()) {
     plan_->has_served(backend_for(device_).retries(device_) != retries_);
   }
   if (plan_ != nullptr && !backend_for(device_).is_capturing()) {  // events must not be asked then
@@ -194,12 +227,13 @@ bool DeviceSlots::passes_block(std::unique_lock<std::mutex>& lock, const at::Ten
     return false;
   }
   begin_step_if_none(lock, first);
-  if (plan_ == nullptr || !plan_->spares_blocks()) {
+  if (spared_ == 0) {
     return false;
   }
   std::size_t step = 0;
   std::size_t place = 0;
-  return !take_place(step, place, {.work = StepValue::kBlock, .part = kind});
+  take_place(step, place, {.work = StepValue::kBlock, .part = kind});
+  return true;
 }
 
 void DeviceSlots::note_gone(std::size_t step, std::size_t place) {
@@ -228,6 +262,7 @@ void DeviceSlots::forget() {
   times.reset();
   plans_.clear();
   plan_ = nullptr;
+  spared_ = 0;
   needs.clear();
 }
 
@@ -281,21 +316,6 @@ void DeviceSlots::remove(Slot& slot) {
   }
 }
 
-// Tensors of a rehearsal have an object of Python, and so has their memory, which a trace follows.
-// These are no holders of their own.
-
-std::size_t DeviceSlots::holders_of_value(const Slot& slot) const {
-  const at::Tensor& value = slot.value;
-  return value.use_count() -
-         (are_rehearsed() ? compat::counted_by_python(*value.unsafeGetTensorImpl()) : 0);
-}
-
-std::size_t DeviceSlots::holders_of_memory(const Slot& slot) const {
-  const c10::Storage& memory = slot.value.storage();
-  return memory.use_count() -
-         (are_rehearsed() ? compat::counted_by_python(*memory.unsafeGetStorageImpl()) : 0);
-}
-
 /// What would be freed by dropping values, the cheapest first, of these the oldest: it is needed
 /// last. Then by dropping blocks, the oldest first. Memory that others hold, too, would not be
 /// freed, nor what a backward has got and works with.
@@ -320,7 +340,7 @@ std::vector<DeviceSlots::Memory> DeviceSlots::droppable() const {
   }
   std::unordered_map<const BlockSlots*, bool> can_go;
   const auto can_be_had_again = [&](const Slot* slot) {
-    if (holders_of_value(*slot) != 1) {
+    if (holders_of_value(slot->value, are_rehearsed()) != 1) {
       return false;
     }
     if (!slot->is_blocks()) {
@@ -333,7 +353,7 @@ std::vector<DeviceSlots::Memory> DeviceSlots::droppable() const {
     return known->second;
   };
   std::erase_if(found, [&](const Memory& memory) {
-    return holders_of_memory(*memory.slots.front()) != memory.slots.size() ||
+    return holders_of_memory(memory.slots.front()->value, are_rehearsed()) != memory.slots.size() ||
            !std::ranges::all_of(memory.slots, can_be_had_again);
   });
   std::ranges::stable_sort(found, [](const Memory& one, const Memory& other) {
@@ -360,7 +380,7 @@ void DeviceSlots::end_block(BlockSlots& block, std::vector<at::Tensor>& dropped)
       continue;
     }
     const auto& slots = memories[each->value.storage().unsafeGetStorageImpl()];
-    if (slots.front() != each || holders_of_memory(*each) != slots.size() ||
+    if (slots.front() != each || holders_of_memory(each->value, are_rehearsed()) != slots.size() ||
         std::ranges::none_of(slots, &Slot::is_blocks)) {
       continue;
     }
@@ -398,13 +418,34 @@ void DeviceSlots::keep_next_time(const BlockSlots& block) {
   }
 }
 
+/// Values whose memory others hold, too, such as autograd, free none on their own.
+void DeviceSlots::note_what_frees(const std::vector<Memory>& found) {
+  const auto note = [this](const Slot& slot, bool frees) {
+    if (!slot.is_blocks() && slot.step == number_ && slot.place < step_.size()) {
+      step_[slot.place].frees = frees;
+    }
+  };
+  for (const Slot* slot = oldest_; slot != nullptr; slot = slot->after) {
+    if (slot->value.defined()) {
+      note(*slot, false);
+    }
+  }
+  for (const Memory& memory : found) {
+    for (const Slot* const slot : memory.slots) {
+      note(*slot, memory.block == nullptr);
+    }
+  }
+}
+
 std::int64_t DeviceSlots::drop(std::int64_t bytes) {
   std::vector<at::Tensor> dropped;  // ends after the lock: freed memory may call anything
   std::int64_t freed = 0;
   std::size_t releases = 0;
   const std::lock_guard lock(mutex);
+  const std::vector<Memory> found = droppable();
+  note_what_frees(found);
   const BlockSlots* begun = nullptr;  // a block that runs again for one value gives the others, too
-  for (const Memory& memory : droppable()) {
+  for (const Memory& memory : found) {
     if (freed >= bytes && (memory.block == nullptr || memory.block != begun)) {
       break;
     }
@@ -441,8 +482,11 @@ std::string DeviceSlots::given_up() {
   if (bytes == 0) {
     return "";
   }
-  return "recompute=\"auto\" had given up " + std::to_string(values) + " values and " +
-         std::to_string(blocks) + " blocks of this step (" + format_bytes(bytes) +
+  const auto count = [](std::int64_t number, const char* of_what) {
+    return std::to_string(number) + of_what + (number == 1 ? "" : "s");
+  };
+  return "recompute=\"auto\" had given up " + count(values, " value") + " and " +
+         count(blocks, " block") + " of this step (" + format_bytes(bytes) +
          "), and nothing is left that can be computed again: a smaller batch fits, or more of the "
          "model in blocks=";
 }

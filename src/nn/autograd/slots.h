@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "memory/event_log.h"
+#include "nn/autograd/block_needs.h"
 #include "nn/autograd/step_plan.h"
 #include "nn/autograd/time_again.h"
 
@@ -92,8 +93,8 @@ class DeviceSlots {
   /// @returns whether the plan says that it goes
   bool take_place(std::size_t& step, std::size_t& place, const StepValue& value);
 
-  /// Whether a block need not be held, by the plan of the step that runs, or begins with it. Then
-  /// it takes its place in the step. @param kind of the block
+  /// Whether a block need not be held, by the plan of the step that runs, or begins with it: then
+  /// none is in this step. It takes its place in the step. @param kind of the block
   bool passes_block(std::unique_lock<std::mutex>& lock, const at::Tensor& first, std::size_t kind);
 
   /// At the end of a block that can go: it does, if that is planned.
@@ -110,9 +111,7 @@ class DeviceSlots {
   void remove(Slot& slot);
   [[nodiscard]] const Slot* oldest() const { return oldest_; }
 
-  /// What the last call of a kind of block needed from its begin until its backward was over, if
-  /// nothing had to go meanwhile.
-  std::unordered_map<std::size_t, std::int64_t> needs;
+  BlockNeeds needs;
 
   /// What is free, but for what others did in the last milliseconds: to ask takes time.
   /// @param limit in force, 0 for none
@@ -160,11 +159,8 @@ class DeviceSlots {
     const BlockSlots* block = nullptr;  // the last one that must run again for it
   };
 
-  /// How many hold its value, or its memory.
-  [[nodiscard]] std::size_t holders_of_value(const Slot& slot) const;
-  [[nodiscard]] std::size_t holders_of_memory(const Slot& slot) const;
-
   [[nodiscard]] std::vector<Memory> droppable() const;
+  void note_what_frees(const std::vector<Memory>& found);
   [[nodiscard]] bool is_between_steps() const;
   void begin_step(const at::Tensor& first, std::int64_t limit);
   void be_of_kind(std::size_t found);
@@ -185,6 +181,7 @@ class DeviceSlots {
   std::size_t most_live_ = 0;   // in this step
   bool has_gone_back_ = false;  // a slot has gone since the last one came
   StepPlan* plan_ = nullptr;
+  std::size_t spared_ = 0;  // the kind of the step if it held its blocks, which it does not; else 0
   std::int64_t retries_ = 0;  // of the device's allocator, when the step began
   bool is_short_ = false;     // values went that the plan had kept
   std::int64_t room_ = 0;
@@ -211,6 +208,9 @@ DeviceSlots& rehearsed_slots();
 /// Those of a tensor's device, or of the rehearsal that it belongs to; null where a tensor cannot
 /// be kept in one, because it is traced by others.
 [[nodiscard]] DeviceSlots* slots_for(const at::Tensor& tensor);
+
+/// Whether nothing else holds it, or its memory; no other process either.
+[[nodiscard]] bool is_held_once(const at::Tensor& value);
 
 /// What `value` must be like when it is had again.
 [[nodiscard]] std::size_t shape_of(const at::Tensor& value);

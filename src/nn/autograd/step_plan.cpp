@@ -20,10 +20,12 @@ std::vector<StepValue*> by_work(Step& step) {
   return values;
 }
 
+bool can_go(const StepValue& value) { return value.frees && value.bytes > 0; }
+
 std::int64_t bytes_that_go(const Step& step) {
   std::int64_t bytes = 0;
   for (const StepValue& value : step) {
-    bytes += value.goes ? value.bytes : 0;
+    bytes += value.goes && value.frees ? value.bytes : 0;
   }
   return bytes;
 }
@@ -32,8 +34,8 @@ std::int64_t bytes_that_go(const Step& step) {
 void choose_again(Step& step) {
   std::int64_t bytes = bytes_that_go(step);
   for (StepValue* const value : by_work(step)) {
-    value->goes = bytes > 0 && value->bytes > 0;
-    bytes -= value->bytes;
+    value->goes = bytes > 0 && can_go(*value);
+    bytes -= can_go(*value) ? value->bytes : 0;
   }
 }
 
@@ -46,27 +48,11 @@ void change_a_little(Step& step, bool keeps) {
   }
   std::int64_t bytes = std::max<std::int64_t>(bytes_that_go(step) / 8, 1);
   for (StepValue* const value : values) {
-    if (value->goes == keeps && value->bytes > 0 && bytes > 0) {
+    if (value->goes == keeps && can_go(*value) && bytes > 0) {
       value->goes = !keeps;
       bytes -= value->bytes;
     }
   }
-}
-
-bool is_enough_without_blocks(const Step& step) {
-  std::int64_t all = 0;
-  std::int64_t kept = 0;
-  for (const StepValue& value : step) {
-    if (value.is_block()) {
-      if (value.goes) {
-        return false;
-      }
-    } else {
-      all += value.bytes;
-      kept += value.goes ? 0 : value.bytes;
-    }
-  }
-  return 4 * kept >= all;
 }
 
 }  // namespace
@@ -113,8 +99,36 @@ void StepPlan::has_served(bool barely) {
     served_ = 0;
     is_tried_ = true;
   }
-  constexpr int kSettled = 3;
-  spares_blocks_ = (is_tried_ || served_ >= kSettled) && is_enough_without_blocks(step_);
+  // The first step without blocks runs short, since its layers keep other values than planned.
+  constexpr int kSettled = 8;
+  spares_blocks_ = (is_tried_ || (served_ >= kSettled && !needed_blocks_)) && leaves_enough();
+}
+
+bool StepPlan::leaves_enough() const {
+  std::int64_t all = 0;
+  std::int64_t kept = 0;
+  std::int64_t largest = 0;  // of these; when memory runs out, a layer may be at work with it
+  bool has_blocks = false;
+  for (const StepValue& value : step_) {
+    if (value.is_block()) {
+      has_blocks = true;
+      if (value.goes) {
+        return false;
+      }
+    } else {
+      all += value.bytes;
+      if (!value.goes && can_go(value)) {
+        kept += value.bytes;
+        largest = std::max(largest, value.bytes);
+      }
+    }
+  }
+  return has_blocks && 4 * (kept - largest) >= all;
+}
+
+void StepPlan::needs_blocks() {
+  needed_blocks_ = is_tried_ = true;  // so that the next attempt comes later
+  be_patient();
 }
 
 void StepPlan::be_patient() {

@@ -20,6 +20,7 @@ struct StepValue {
   std::int64_t bytes = 0;
   double work = 0;       // to compute it again, per byte
   bool goes = false;     // it was given up
+  bool frees = true;     // its memory: else others hold that, too
   std::size_t part = 0;  // of the model, and the shapes it got: of a block
   double seconds = 0;    // per byte, in which such a block runs; 0 until all of them are known
 
@@ -50,15 +51,23 @@ class StepPlan {
   /// steps, and if it had to, a quarter of the single values is there for that.
   [[nodiscard]] bool spares_blocks() const { return spares_blocks_; }
 
+  /// Whether it has blocks, none goes, and a quarter of the single values is kept, beside the
+  /// largest one.
+  [[nodiscard]] bool leaves_enough() const;
+
+  /// A step that did not hold its blocks was too short of memory for that.
+  void needs_blocks();
+
  private:
   void be_patient();
 
   Step step_;
   bool is_timed_ = false;
   bool spares_blocks_ = false;
-  int served_ = 0;         // steps in a row that needed no more
-  int patience_ = 16;      // how many of these before it is tried with less
-  bool is_tried_ = false;  // with less than was needed once
+  bool needed_blocks_ = false;  // when they were spared
+  int served_ = 0;              // steps in a row that needed no more
+  int patience_ = 16;           // how many of these before it is tried with less
+  bool is_tried_ = false;       // with less than was needed once
 };
 
 }  // namespace brim::nn

@@ -10,6 +10,7 @@
 #include "nn/autograd/operator.h"
 #include "nn/autograd/optional_tensor.h"
 #include "nn/autograd/rerun.h"
+#include "nn/autograd/slots.h"
 #include "nn/ops/cross_entropy_rows.h"
 
 // torch keeps the log-softmax of all logits, in float32 where the model cast them before. Here the
@@ -122,14 +123,16 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
     }
     const at::Tensor target = target_.take();
     const MaybeTensor total = maybe(total_.take());
-    if (at::GradMode::is_enabled()) {
+    const bool is_batched = grad.key_set().has_any(
+        c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+    if (at::GradMode::is_enabled() || is_batched) {  // no one result to write into
       const at::ScalarType type = working_type(logits, in_float32_);
       return {cross_entropy_rows_grad(grad, logits, target, total, reduction_, ignore_index_, type)
                   .to(logits.scalar_type())};
     }
-    // Recomputed logits have no other user.
-    const bool is_ours = origin_.is_valid() && logits.is_contiguous() && is_recomputed_;
-    at::Tensor result = is_ours ? logits : at::empty_like(logits, at::MemoryFormat::Contiguous);
+    at::Tensor result = is_ours_ && logits.is_contiguous()
+                            ? logits
+                            : at::empty_like(logits, at::MemoryFormat::Contiguous);
     cross_entropy_rows_backward(grad, logits, target, maybe(log_sums_.take()), total, reduction_,
                                 ignore_index_, in_float32_, result);
     return {std::move(result)};
@@ -144,13 +147,18 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
   }
 
   at::Tensor take_logits() {
+    is_ours_ = false;
     if (is_released_ || origin_.is_valid()) {
       TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
-      at::Tensor kept = with_history(while_room_.get(), origin_);
-      is_recomputed_ = !kept.defined();
-      if (!is_recomputed_) {
-        return kept;
+      const at::Tensor kept = while_room_.get();
+      if (kept.defined()) {
+        if (!retains_ && !at::GradMode::is_enabled()) {
+          while_room_.reset();
+          is_ours_ = is_held_once(kept);
+        }
+        return with_history(kept, origin_);
       }
+      is_ours_ = true;
       const TimedAgain timed = while_room_.timed();
       return nn::recompute(origin_);
     }
@@ -173,8 +181,8 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
   bool in_float32_;
   bool is_of_rows_ = false;
   bool is_released_ = false;
-  bool retains_ = true;         // what is kept, after this backward
-  bool is_recomputed_ = false;  // for this backward
+  bool retains_ = true;   // what is kept, after this backward
+  bool is_ours_ = false;  // the logits of this backward: nobody else looks at them
   Kept logits_;
   KeptWhileRoom while_room_;  // logits that can be recomputed
   // Made the logits, if they are not kept. It is at this node's edge, so this makes no circle.

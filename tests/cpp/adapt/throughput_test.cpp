@@ -174,7 +174,7 @@ TEST(Throughput, BatchStaysWithinWhatFits) {
               throw_out_of_memory();
             }
             tried.push_back(size);
-            wait(size > 20 ? 1 : 100);
+            wait(size > 32 ? 1 : size > 20 ? 10 : 100);  // apart, also where a wait takes longer
           },
           {.objective = Objective::throughput, .memory = &memory});
   }

@@ -5,10 +5,13 @@
 
 #include <span>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -226,6 +229,71 @@ TEST(BatchFill, RefusesAnotherNumberOfSizesAndWhatIsNoSize) {
 
 TEST(BatchFill, NeedsALimit) {
   expect_message([] { BatchFill({}); }, {"at least one limit"});
+}
+
+/// n × the sum or the product of the longest of each of three sizes.
+Wide joint_cost(Cost::Kind kind, const std::vector<std::array<std::int64_t, 3>>& batch) {
+  std::array<std::int64_t, 3> longest{};
+  for (const auto& sizes : batch) {
+    for (std::size_t c = 0; c < 3; ++c) {
+      longest[c] = std::max(longest[c], sizes[c]);
+    }
+  }
+  const auto n = static_cast<Wide>(batch.size());
+  const Wide sum = Wide{longest[0]} + longest[1] + longest[2];
+  return kind == Cost::Kind::padded_product ? n * longest[0] * longest[1] * longest[2]
+         : kind == Cost::Kind::padded       ? n * sum
+                                            : n * sum * sum;
+}
+
+TEST(BatchFill, OfJoinedColumnsAnswersAsWideNumbersDo) {
+  Random random(4);
+  const std::array<Cost, 3> costs{Cost::padded(), Cost::padded_product(), Cost::padded_squared()};
+  for (int trial = 0; trial < 300; ++trial) {
+    const Cost& cost = costs[static_cast<std::size_t>(trial) % costs.size()];
+    const std::int64_t maximum = any_int(random, 1, std::int64_t{1} << any_int(random, 1, 62));
+    const std::int64_t most = std::int64_t{1} << any_int(random, 0, 38);
+    const Columns<std::int64_t> columns{
+        {{}, Limit(cost, maximum)}, {{}, Limit::joined()}, {{}, Limit::joined()}};
+    detail::MultiFill<std::int64_t> fill(columns);
+    std::vector<std::array<std::int64_t, 3>> batch;
+    for (int i = 0; i < 40; ++i) {
+      const std::array<std::int64_t, 3> sizes{any_int(random, 0, most), any_int(random, 0, most),
+                                              any_int(random, 0, most)};
+      ASSERT_EQ(fill.fits_alone(sizes.data()), joint_cost(cost.kind(), {sizes}) <= maximum);
+      std::vector<std::array<std::int64_t, 3>> with = batch;
+      with.push_back(sizes);
+      const bool fits = joint_cost(cost.kind(), with) <= maximum;
+      ASSERT_EQ(fill.fits(sizes.data()), fits);
+      if (fits) {
+        fill.add(sizes.data());
+        batch = with;
+      } else if (batch.size() > 5) {
+        fill.clear();
+        batch.clear();
+      }
+      const auto price = static_cast<double>(joint_cost(cost.kind(), batch));
+      ASSERT_NEAR(fill.load(), batch.empty() ? 0.0 : price / static_cast<double>(maximum), 1e-9);
+    }
+  }
+}
+
+TEST(BatchFill, JoinedColumnsOfTheLargestSizesExceedEveryBudget) {
+  for (const Cost& cost : {Cost::padded(), Cost::padded_product(), Cost::flops()}) {
+    const Columns<std::int64_t> columns{{{}, Limit(cost, kLargest)}, {{}, Limit::joined()}};
+    const std::array<std::int64_t, 2> sizes{kLargest, kLargest};
+    EXPECT_FALSE(detail::MultiFill<std::int64_t>(columns).fits_alone(sizes.data()));
+  }
+}
+
+TEST(BatchFill, JoinedColumnsNeedOneToJoin) {
+  const Columns<double> first{{{}, Limit::joined()}};
+  EXPECT_THROW(detail::MultiFill<double>{first}, std::invalid_argument);
+  const Columns<double> sum{{{}, Limit(Cost::sum(), 5.0)}, {{}, Limit::joined()}};
+  EXPECT_THROW(detail::MultiFill<double>{sum}, std::invalid_argument);
+  const Cost one = Cost::priced([](std::int64_t n, double longest) { return longest * double(n); });
+  const Columns<double> custom{{{}, Limit(one, 5.0)}, {{}, Limit::joined()}};
+  EXPECT_THROW(detail::MultiFill<double>{custom}, std::invalid_argument);
 }
 
 }  // namespace

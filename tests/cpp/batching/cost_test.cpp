@@ -61,11 +61,13 @@ TEST(Cost, IsFoundByItsNameAndAnUnknownNameListsAll) {
   EXPECT_EQ(Cost::named("sum").kind(), Cost::Kind::sum);
   EXPECT_EQ(Cost::named("count").kind(), Cost::Kind::count);
   EXPECT_EQ(Cost::named("padded").kind(), Cost::Kind::padded);
+  EXPECT_EQ(Cost::named("padded_product").kind(), Cost::Kind::padded_product);
   EXPECT_EQ(Cost::named("padded_squared").kind(), Cost::Kind::padded_squared);
   EXPECT_EQ(Cost::named("flops").kind(), Cost::Kind::flops);
   expect_message([] { (void)Cost::named("paded"); },
                  {"cost must be " + Cost::names(), "\"paded\""});
-  EXPECT_EQ(Cost::names(), "\"sum\", \"count\", \"padded\", \"padded_squared\", \"flops\"");
+  EXPECT_EQ(Cost::names(),
+            "\"sum\", \"count\", \"padded\", \"padded_product\", \"padded_squared\", \"flops\"");
 }
 
 TEST(Cost, PricedFindsTheLargestCount) {

@@ -74,7 +74,7 @@ TEST(FitRanks, AFailureReachesTheOthersInTheirNextExchange) {
     }
     (void)ranks.least(1);
   });
-  EXPECT_EQ(errors[0], "rank 1 failed while the ranks measured together: no such sample");
+  EXPECT_EQ(errors[0], "rank 1 failed in fit: no such sample");
   EXPECT_TRUE(errors[1].empty());
 }
 

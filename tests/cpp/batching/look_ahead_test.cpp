@@ -135,6 +135,116 @@ TEST(LookAheadStream, WrongMultiplesAreRefused) {
       std::invalid_argument);
 }
 
+/// Documents are their numbers, parts of them have bounds too.
+struct Piece {
+  std::int64_t document;
+  std::int64_t begin;
+  std::int64_t end;
+
+  friend auto operator<=>(const Piece&, const Piece&) = default;
+};
+
+TEST(LookAheadStream, SplitsDocumentsWithoutLosingATokenAndResumesAnywhere) {
+  Random random(5);
+  for (int round = 0; round < 40; ++round) {
+    const Doubles sizes = random_sizes(random, any_int(random, 1, 60));
+    const LookAheadOptions options{.samples = any_int(random, 1, 30),
+                                   .oversize = Oversize::split,
+                                   .size_multiple = any_int(random, 1, 4)};
+    const std::int64_t most = any_int(random, options.size_multiple, 20);
+    const auto rounded = [&](std::int64_t size) {
+      return (size + options.size_multiple - 1) / options.size_multiple * options.size_multiple;
+    };
+    std::int64_t next = 0;
+    const auto open = [&](Ranks ranks) {
+      next = 0;
+      return std::make_unique<LookAheadStream<Piece>>(
+          [&]() -> std::optional<Piece> {
+            if (std::cmp_equal(next, sizes.size())) {
+              return std::nullopt;
+            }
+            const auto size = static_cast<std::int64_t>(sizes[static_cast<std::size_t>(next)]);
+            return Piece{next++, 0, size};
+          },
+          [](const Piece& piece, std::span<double> out) {
+            out[0] = static_cast<double>(piece.end - piece.begin);
+          },
+          budget(Cost::sum(), static_cast<double>(most)), options, ranks,
+          [](const Piece& piece, std::int64_t begin, std::int64_t end, std::int64_t size) {
+            EXPECT_EQ(size, piece.end);
+            return Piece{piece.document, begin, end};
+          });
+    };
+    using Packs = std::vector<std::vector<Piece>>;
+    const auto rest = [](LookAheadStream<Piece>& stream) {
+      Packs packs;
+      while (auto pack = stream.next()) {
+        packs.push_back(std::move(*pack));
+      }
+      return packs;
+    };
+    const Packs all = rest(*open({}));
+    std::vector<Piece> pieces;
+    for (const auto& pack : all) {
+      std::int64_t places = 0;
+      for (const Piece& piece : pack) {
+        places += rounded(piece.end - piece.begin);
+        pieces.push_back(piece);
+      }
+      EXPECT_LE(places, most);
+    }
+    std::sort(pieces.begin(), pieces.end());
+    auto piece = pieces.begin();
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      std::int64_t begin = 0;
+      for (; piece != pieces.end() && std::cmp_equal(piece->document, i); ++piece) {
+        EXPECT_EQ(piece->begin, begin);
+        begin = piece->end;
+      }
+      EXPECT_EQ(static_cast<double>(begin), sizes[i]);
+    }
+    EXPECT_EQ(piece, pieces.end());
+    for (std::size_t done = 0; done <= all.size(); ++done) {
+      const auto stream = open({});
+      for (std::size_t i = 0; i < done; ++i) {
+        (void)stream->next();
+      }
+      const Position position = stream->position(static_cast<std::int64_t>(done));
+      const auto resumed = open({});
+      resumed->seek(position);
+      EXPECT_EQ(rest(*resumed), Packs(all.begin() + static_cast<std::ptrdiff_t>(done), all.end()));
+    }
+  }
+}
+
+TEST(LookAheadStream, WhatCannotBeSplitIsRefused) {
+  Data data{Doubles{3.0, 9.5}};
+  const LookAheadOptions split{.oversize = Oversize::split};
+  EXPECT_EQ(message([&] { (void)data.stream(budget(Cost::sum(), 5.0), split); }),
+            "oversize \"split\" needs a function that cuts samples");
+  EXPECT_EQ(
+      message(
+          [&] { (void)data.stream({Limit(Cost::sum(), 5.0), Limit(Cost::sum(), 7.0)}, split); }),
+      "oversize \"split\" needs one max_total_size: samples of several sizes cannot be cut by "
+      "one of them");
+  EXPECT_EQ(message([&] {
+              (void)data.stream(budget(Cost::sum(), 5.0),
+                                {.oversize = Oversize::split, .size_multiple = 8});
+            }),
+            "samples cannot be cut into parts that fit: the largest size that fits max_total_size "
+            "is 5, and parts are multiples of 8");
+  Stream fractions(
+      [&]() -> std::optional<std::int64_t> {
+        return data.next < 2 ? std::optional(data.next++) : std::nullopt;
+      },
+      [&](std::int64_t sample, std::span<double> out) {
+        out[0] = data.sizes[static_cast<std::size_t>(sample)];
+      },
+      budget(Cost::sum(), 5.0), split, {}, [](std::int64_t sample, auto...) { return sample; });
+  EXPECT_EQ(message([&] { (void)fractions.next(); }),
+            "sizes must be whole numbers for oversize \"split\", got 9.5 for sample 1");
+}
+
 TEST(LookAheadStream, PacksAsTheWindowedPacker) {
   Random random(1);
   for (int round = 0; round < 60; ++round) {

@@ -82,6 +82,7 @@ auto cost_of(Cost::Kind kind, const std::vector<T>& sizes) {
     case Cost::Kind::count:
       return count;
     case Cost::Kind::padded:
+    case Cost::Kind::padded_product:
       return count * longest;
     case Cost::Kind::flops:
       return count * (24576 * longest + longest * longest);

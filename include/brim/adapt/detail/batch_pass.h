@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -59,6 +60,18 @@ class BRIM_API BatchPass {
   at::Tensor run(std::int64_t items, std::int64_t size, Forward forward, Backward backward,
                  const AllRanks* all = nullptr);
 
+  /// Runs backward passes of the caller's making in place of parts, each of which it announces by
+  /// `reach`. Undoes a pass that was not finished first. If it throws, the gradients are as before.
+  /// @return what the work returns: the loss.
+  at::Tensor run_as(c10::function_ref<at::Tensor()> work);
+
+  /// Puts the gradients of the leaves aside that a backward from `root` will reach, but for these.
+  /// @throws c10::ValueError if there are gradients of this pass before the first backward.
+  void reach(const at::Tensor& root, std::span<const at::Tensor> but = {});
+
+  /// Drops the gradients that this pass has so far.
+  void drop_gradients();
+
   /// Adds the gradients that were put aside. Allocates nothing unless one of them is sparse.
   void finish();
 
@@ -106,6 +119,7 @@ class BRIM_API BatchPass {
 
   at::Tensor run_parts(std::int64_t items, std::int64_t size, Forward forward, Backward backward,
                        const AllRanks* all);
+  void put_aside_named();
   void put_aside(const at::Tensor& leaf);
   void check_no_gradients() const;
   void scale_gradients(double factor);
@@ -119,7 +133,8 @@ class BRIM_API BatchPass {
   double shape_ = 0;
   PartWeights weights_;
   bool counts_always_ = false;
-  std::vector<Leaf> pooled_;  // with the gradients from before the pool
+  bool ran_backward_ = false;  // in this pass, of the caller's making
+  std::vector<Leaf> pooled_;   // with the gradients from before the pool
   double pooled_count_ = 0;
   std::optional<double> pooled_shape_;
   at::Tensor pooled_loss_;

@@ -55,6 +55,9 @@ class BRIM_API RandomState {
   /// Puts the generators back to where they were.
   void restore() const;
 
+  /// Whether nothing was drawn since.
+  [[nodiscard]] bool is_current() const;
+
  private:
   void take_accelerators();
   static void destroy(CpuRandomSnapshot* snapshot);
