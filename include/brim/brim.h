@@ -30,11 +30,13 @@
 #include <brim/batching/sample_sizes.h>
 #include <brim/batching/sample_stream.h>
 #include <brim/batching/stream.h>
+#include <brim/explain/shortage.h>
 #include <brim/fit/even_steps.h>
 #include <brim/fit/fit_batching.h>
 #include <brim/fit/fit_ranks.h>
 #include <brim/fit/model_limit.h>
 #include <brim/fit/padded_need.h>
+#include <brim/memory/block_watch.h>
 #include <brim/memory/budget.h>
 #include <brim/memory/bytes.h>
 #include <brim/memory/cpu.h>

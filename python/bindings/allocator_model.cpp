@@ -136,6 +136,11 @@ void register_trace(py::module_& m) {
       .def("free", &Trace::free, py::arg("allocation"))
       .def("empty_cache", &Trace::empty_cache)
       .def("begin_call", &Trace::begin_call)
+      .def("scaled",
+           [](Trace copy, MemoryKind kind, double factor) {
+             copy.scale(kind, factor);
+             return copy;
+           })
       .def("place_of", [](const Trace& self,
                           std::int64_t id) { return self.place_text(self.allocation(id).place); })
       .def("__len__", &Trace::size)

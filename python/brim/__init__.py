@@ -26,6 +26,10 @@ A model that keeps too much for backward:
     `assert_saved` checks it in a test. `brim.nn` has the layers, `brim.nn.functional` the same as
     functions.
 
+Memory that ran out:
+    `explain` (`Explaining`, `Explanation`) says why, who holds it, and what would help (`Remedy`);
+    `explain_uncaught` does so for errors that end the program.
+
 Samples of different sizes:
     `brim.data` has the samplers, under a budget in tokens or, by their method `fit`, in bytes.
 
@@ -51,9 +55,10 @@ from brim import _torch_version
 
 _torch_version.check()
 
-from brim import _C, _estimate, adapt, data, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
+from brim import _C, _estimate, _explain, adapt, data, memory, nn, predict, testing  # noqa: E402  the check comes before anything loads the C++ core
 from brim._C import __version__  # noqa: E402
 from brim._estimate import *  # noqa: E402, F403
+from brim._explain import *  # noqa: E402, F403
 from brim.adapt import *  # noqa: E402, F403
 from brim.adapt import range as range  # noqa: A004, E402  left out of __all__, which star imports take
 from brim.memory import *  # noqa: E402, F403
@@ -74,6 +79,7 @@ __all__ = [
     "convert",
     "restore",
     "saving",
+    *_explain.__all__,
     *memory.__all__,
     *predict.__all__,
     "nn",

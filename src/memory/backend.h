@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memory/cpu_allocator.h"
+#include "memory/live_blocks.h"
 
 namespace brim {
 
@@ -64,6 +65,9 @@ class DeviceBackend {
 
   /// What its allocator does; null where the device cannot tell.
   virtual EventLog* log() { return nullptr; }
+
+  /// Notes the blocks that it gives out from now on; null where the device cannot tell.
+  virtual LiveBlocks* live_blocks() { return nullptr; }
 
   /// What its caching allocator holds; empty where the device cannot tell.
   virtual std::optional<std::vector<AllocatorSegment>> segments(c10::Device /*device*/) {

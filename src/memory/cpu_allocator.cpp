@@ -53,6 +53,7 @@ struct Header {
   std::size_t process;
   const void* data;  // behind it: so it is a header
   bool noted;        // in a log, which also records its end
+  bool watched;      // among the live blocks
 };
 
 void report_to_profiler(void* data, std::int64_t change, std::int64_t allocated) {
@@ -83,6 +84,7 @@ void refuse(std::int64_t bytes, std::int64_t missing, std::int64_t in_use, const
 CpuAllocator::CpuAllocator() {
   hold_during_fork(gates_.mutex(), &CpuAllocator::in_forked_child);
   hold_during_fork(log_.mutex(), [] { instance().log_.close_in_child(); });
+  hold_during_fork(live_.mutex(), [] { instance().live_.forget_all(); });
 }
 
 void CpuAllocator::in_forked_child() {
@@ -158,8 +160,11 @@ c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
   }
   blocks_made.fetch_add(1, std::memory_order_relaxed);
   void* data = static_cast<char*>(block) + kHeaderBytes;
-  const Header header{bytes, process, data, log_.is_open()};
+  const Header header{bytes, process, data, log_.is_open(), live_.wants(bytes)};
   std::memcpy(block, &header, sizeof(header));
+  if (header.watched) [[unlikely]] {
+    live_.note(reinterpret_cast<std::uintptr_t>(data), size);
+  }
   if (header.noted) {
     log_.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size});
   }
@@ -221,6 +226,9 @@ void CpuAllocator::free_block(void* data) {
     const auto size = static_cast<std::int64_t>(header.bytes);
     if (EventLog& log = made->log_; header.noted || log.is_open()) {
       log.note({.address = reinterpret_cast<std::uintptr_t>(data), .bytes = size, .freed = true});
+    }
+    if (header.watched) [[unlikely]] {
+      made->live_.forget(reinterpret_cast<std::uintptr_t>(data));
     }
     release(size);
     report_to_profiler(data, -size, allocated());

@@ -11,6 +11,7 @@
 
 #include "memory/allocation_gates.h"
 #include "memory/event_log.h"
+#include "memory/live_blocks.h"
 
 namespace brim {
 
@@ -73,6 +74,7 @@ class CpuAllocator final : public c10::Allocator {
   EventLog& log() { return log_; }
 
   AllocationGates& gates() { return gates_; }
+  LiveBlocks& live_blocks() { return live_; }
 
  private:
   CpuAllocator();
@@ -101,6 +103,7 @@ class CpuAllocator final : public c10::Allocator {
 
   AllocationGates gates_;
   EventLog log_;
+  LiveBlocks live_;
 };
 
 }  // namespace brim

@@ -49,6 +49,8 @@ class CpuBackend final : public DeviceBackend {
 
   EventLog* log() override { return &CpuAllocator::instance().log(); }
 
+  LiveBlocks* live_blocks() override { return &CpuAllocator::instance().live_blocks(); }
+
   void set_limit(c10::Device /*device*/, std::optional<std::int64_t> bytes) override {
     CpuAllocator::instance().set_limit(bytes.value_or(CpuAllocator::kUnlimited));
   }

@@ -97,6 +97,11 @@ class CudaBackend final : public AcceleratorBackend {
     return allocator == nullptr ? nullptr : &allocator->gates();
   }
 
+  LiveBlocks* live_blocks() override {
+    CudaAllocator* const allocator = CudaAllocator::install(log_);
+    return allocator == nullptr ? nullptr : &allocator->live_blocks();
+  }
+
   std::int64_t retries(c10::Device device) override {
     return caching::getDeviceStats(device.index()).num_alloc_retries;
   }

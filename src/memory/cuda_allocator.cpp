@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include "memory/oom_message.h"
@@ -232,16 +233,33 @@ void CudaAllocator::note_refusal(Index device) {
   ++limited(device).refused;
 }
 
+/// Here torch's allocator is not locked, so that finding the place may wait for the GIL. That a
+/// block is freed is not noted: BlockWatch asks which ones are held.
+template <class Block>
+Block CudaAllocator::noted(Block block, std::size_t bytes) {
+  if (live_.wants(bytes)) [[unlikely]] {
+    const void* address = nullptr;
+    if constexpr (std::is_pointer_v<Block>) {
+      address = block;
+    } else {
+      address = block.get();
+    }
+    live_.note(reinterpret_cast<std::uintptr_t>(address), static_cast<std::int64_t>(bytes));
+  }
+  return block;
+}
+
 c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {
-  return allocate_or_reclaim(bytes, [&] { return next_.allocate(bytes); });
+  return noted(allocate_or_reclaim(bytes, [&] { return next_.allocate(bytes); }), bytes);
 }
 
 void* CudaAllocator::raw_alloc(std::size_t bytes) {
-  return allocate_or_reclaim(bytes, [&] { return next_.raw_alloc(bytes); });
+  return noted(allocate_or_reclaim(bytes, [&] { return next_.raw_alloc(bytes); }), bytes);
 }
 
 void* CudaAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
-  return allocate_or_reclaim(bytes, [&] { return next_.raw_alloc_with_stream(bytes, stream); });
+  const auto allocate = [&] { return next_.raw_alloc_with_stream(bytes, stream); };
+  return noted(allocate_or_reclaim(bytes, allocate), bytes);
 }
 
 }  // namespace brim

@@ -18,6 +18,7 @@
 
 #include "memory/allocation_gates.h"
 #include "memory/event_log.h"
+#include "memory/live_blocks.h"
 #include "memory/reclaim.h"
 
 namespace brim {
@@ -42,6 +43,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   static bool is_capturing();
 
   AllocationGates& gates() { return gates_; }
+  LiveBlocks& live_blocks() { return live_; }
 
   static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
   /// Of a budget, beyond it: what may be reserved before the cache is emptied rather than widened.
@@ -222,10 +224,13 @@ class CudaAllocator final : public caching::CUDAAllocator {
   auto allocate_beyond(Index device, const Allocate& allocate);
   template <class Allocate>
   auto allocate_or_reclaim(std::size_t bytes, const Allocate& allocate);
+  template <class Block>
+  Block noted(Block block, std::size_t bytes);
 
   CUDAAllocator& next_;
   EventLog& log_;
   AllocationGates gates_;
+  LiveBlocks live_;
   std::mutex mutex_;  // of what is limited
   std::array<Limited, C10_COMPILE_TIME_MAX_GPUS> limited_;
 };

@@ -1,6 +1,7 @@
 #include <brim/predict/memory_trace.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "check_argument.h"
@@ -187,6 +188,18 @@ void MemoryTrace::free(std::int64_t allocation) {
 }
 
 void MemoryTrace::empty_cache() { events_.push_back({Action::empty_cache, -1}); }
+
+void MemoryTrace::scale(MemoryKind kind, double factor) {
+  if (!(factor >= 0) || !std::isfinite(factor)) {
+    throw std::invalid_argument("factor must be a finite number of at least 0, got " +
+                                std::to_string(factor));
+  }
+  for (Allocation& each : allocations_) {
+    if (each.kind == kind) {
+      each.bytes = std::llround(static_cast<double>(each.bytes) * factor);
+    }
+  }
+}
 
 void MemoryTrace::set_kind(std::int64_t allocation, MemoryKind kind) {
   allocations_[checked(allocation)].kind = kind;

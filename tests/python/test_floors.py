@@ -17,12 +17,12 @@ PACKAGE = ROOT / "python" / "brim"
 # Lowest first, as in CONTRIBUTING.md. What stands on one floor does not import each other.
 FLOORS = [
     "_C _build_info",
-    "_torch_version _arguments _plots _progress _table _warn",
+    "_torch_version _arguments _plots _progress _table _users_code _warn",
     "_state",
     "memory dist",
     "predict testing",
     "_estimate",
-    "adapt",
+    "adapt _explain",
     "nn data",
     "brim",  # the public names: python/brim/__init__.py
     "plot",

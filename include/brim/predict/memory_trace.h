@@ -76,6 +76,10 @@ class BRIM_API MemoryTrace {
   /// The work is called again, and finds what it left.
   void begin_call() { last_call_ = size(); }
 
+  /// All allocations of a kind have this many times their bytes, as if they were kept otherwise.
+  /// @throws std::invalid_argument if factor is negative or not finite.
+  void scale(MemoryKind kind, double factor);
+
   /// Also of an allocation that is freed. @throws std::invalid_argument if there is no such one.
   void set_kind(std::int64_t allocation, MemoryKind kind);
 

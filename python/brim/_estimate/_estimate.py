@@ -111,11 +111,13 @@ class Traced(NamedTuple):
         estimate: what it tells.
         flops: that the call takes, as torch counts them.
         can_give_up: whether layers keep something only while there is room.
+        ran_backward: whether it computed gradients.
     """
 
     estimate: Estimate
     flops: int
     can_give_up: bool
+    ran_backward: bool
 
 
 def traced(
@@ -191,7 +193,7 @@ def traced(
     assumptions = tuple(tracer.assumptions)
     gone = given_up if given_up.bytes else None
     result = Estimate(trace, options, start, target, limit, assumptions, gone)
-    return Traced(result, tracer.flops, can_give_up)
+    return Traced(result, tracer.flops, can_give_up, tracer.ran_backward)
 
 
 def _rehearsal(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 import weakref
@@ -13,17 +12,15 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-_OWN = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
-_PYTHONS = os.path.dirname(os.__file__) + os.sep
+from brim._users_code import users_file
 
 
 def _users(frames: Iterable[tuple[FrameType, int]]) -> Iterator[str]:
     """The lines among these that are neither torch's, brim's nor Python's."""
     for frame, line in frames:
-        name = frame.f_code.co_filename
-        own = name.startswith((*_OWN, "<"))
-        if not own and (not name.startswith(_PYTHONS) or "site-packages" in name):
-            yield f"{os.path.basename(name)}:{line}"
+        name = users_file(frame.f_code.co_filename)
+        if name is not None:
+            yield f"{name}:{line}"
 
 
 def current_line() -> str:

@@ -1,4 +1,4 @@
-"""The command line: `brim info`, `demo`, `probe`, `audit`, `estimate` and `plan`."""
+"""The command line: `brim info`, `demo`, `probe`, `audit`, `estimate`, `plan` and `run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 import brim
-from brim.cli import audit, demo, estimate, info, plan, probe
+from brim.cli import audit, demo, estimate, info, plan, probe, run
 from brim.cli.arguments import files_may_be_loaded, in_one_line
 from brim.cli.result import Result, publish
 
@@ -27,6 +27,7 @@ _COMMANDS = {
     "audit": audit,
     "estimate": estimate,
     "plan": plan,
+    "run": run,
 }
 _NAMES = ", ".join(_COMMANDS)
 

@@ -16,6 +16,7 @@ from brim.plot._attempts import attempts
 from brim.plot._audit import audit
 from brim.plot._canvas import check_available
 from brim.plot._estimate import estimate
+from brim.plot._explanation_page import explanation_page as explanation_page
 from brim.plot._memory_model import memory_model
 from brim.plot._plan import plan
 from brim.plot._pressure import pressure

@@ -1,0 +1,165 @@
+#include <brim/explain/shortage.h>
+#include <brim/memory/host_memory.h>
+#include <c10/core/Allocator.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "context_manager.h"
+#include "interpreter.h"
+#include "record.h"
+
+namespace brim::python {
+namespace {
+
+/// What is known of a code object of Python.
+struct KnownCode {
+  std::string file;  // "" where it is not the user's
+  std::string name;
+  std::unordered_map<int, std::int32_t> places;  // by line
+};
+
+/// Asks Python once per code object. The GIL is held.
+KnownCode& known_code(PyCodeObject* code) {
+  // Held for the life of the process, as the code is: an address must not come to mean another.
+  static auto* const all = new std::unordered_map<PyCodeObject*, KnownCode>();
+  if (const auto found = all->find(code); found != all->end()) {
+    return found->second;
+  }
+  KnownCode known;
+  const auto object = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(code));
+  const py::object file = invoke(provided("users_file"), attribute(object, "co_filename"));
+  if (!file.is_none()) {
+    known.file = text_of(file);
+    known.name = text_of(py::getattr(object, "co_qualname", attribute(object, "co_name")));
+  }
+  Py_INCREF(code);
+  return all->emplace(code, std::move(known)).first->second;
+}
+
+/// The innermost line of the user's that this thread runs.
+std::int32_t place_of(PyThreadState* thread) {
+  auto frame = py::reinterpret_steal<py::object>(
+      reinterpret_cast<PyObject*>(PyThreadState_GetFrame(thread)));
+  while (frame) {
+    auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    const auto code =
+        py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(here)));
+    KnownCode& known = known_code(reinterpret_cast<PyCodeObject*>(code.ptr()));
+    if (!known.file.empty()) {
+      const int line = PyFrame_GetLineNumber(here);
+      const auto [entry, is_new] = known.places.try_emplace(line, -1);
+      if (is_new) {
+        entry->second = place_number(known.file + ":" + std::to_string(line) + " " + known.name);
+      }
+      return entry->second;
+    }
+    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
+  }
+  return -1;
+}
+
+/// Runs inside an allocation, with an error of Python's perhaps pending, and leaves that as it is.
+std::int32_t find_place() noexcept {
+  PyThreadState* const thread = Py_IsInitialized() != 0 ? PyGILState_GetThisThreadState() : nullptr;
+  if (thread == nullptr) {  // a thread that runs no Python
+    return -1;
+  }
+  PyGILState_STATE gil{};
+  entering_python([&] { gil = PyGILState_Ensure(); });
+  std::int32_t place = -1;
+  try {
+    const py::error_scope pending;
+    place = place_of(thread);
+  } catch (...) {
+    // The code object could not be asked: its place is not known.
+  }
+  PyGILState_Release(gil);
+  return place;
+}
+
+/// Whether a tensor's memory is among that which brim counts: on the CPU, from its own allocator.
+bool is_counted(const at::Tensor& tensor) {
+  return !tensor.is_cpu() || tensor.storage().data_ptr().get_deleter() ==
+                                 c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter();
+}
+
+using PyBlockWatch = ContextManager<BlockWatch, c10::Device, std::int64_t>;
+
+}  // namespace
+
+void register_explain(py::module_& m) {
+  set_place_finder(&find_place);
+  PyBlockWatch::bind(m, "BlockWatch", "Notes large blocks and where they are made.")
+      .def(py::init([](const py::object& device, std::int64_t least) {
+             return std::make_unique<PyBlockWatch>("watch", resolve_device(device_argument(device)),
+                                                   least);
+           }),
+           py::arg("device") = py::none(), py::arg("least") = 0)
+      .def_property_readonly("device",
+                             [](const PyBlockWatch& self) {
+                               return to_python(std::get<c10::Device>(self.arguments()));
+                             })
+      .def_property_readonly("least",
+                             [](const PyBlockWatch& self) { return self.object().least(); })
+      .def_property_readonly("clock",
+                             [](const PyBlockWatch& self) { return self.object().clock(); })
+      .def("blocks", [](const PyBlockWatch& self) {
+        py::list found;
+        for (const LiveBlock& block : self.object().blocks()) {
+          found.append(
+              py::make_tuple(block.address, block.bytes, block.made_at, place_text(block.place)));
+        }
+        return found;
+      });
+  m.def("is_counted", &is_counted);
+  record<Holder>(m, "Holder", "", field("kind", &Holder::kind), field("where", &Holder::where),
+                 field("bytes", &Holder::bytes), field("count", &Holder::count),
+                 field("grows", &Holder::grows));
+  py::class_<HeldBlock>(m, "HeldBlock")
+      .def(py::init([](std::int64_t bytes, std::int64_t made_at, MemoryKind kind, std::string where,
+                       bool has_reason) {
+             return HeldBlock{.bytes = bytes,
+                              .made_at = made_at,
+                              .kind = kind,
+                              .where = std::move(where),
+                              .has_reason = has_reason};
+           }),
+           py::arg("size"), py::arg("made_at"), py::arg("kind"), py::arg("where"),
+           py::arg("has_reason"));
+  m.def("holders_of", [](const std::vector<HeldBlock>& blocks, std::int64_t clock) {
+    return holders_of(blocks, clock);
+  });
+  m.def(
+      "holders_text",
+      [](const std::vector<Holder>& holders, std::size_t most) { return to_string(holders, most); },
+      py::arg("holders"), py::arg("most") = 10);
+  record<Shortage>(m, "Shortage", "", field(nullptr, &Shortage::cause),
+                   field("reason", &Shortage::reason), field("requested", &Shortage::requested),
+                   field("in_use", &Shortage::in_use), field("limit", &Shortage::limit),
+                   field("missing", &Shortage::missing), field("others", &Shortage::others),
+                   field("grown", &Shortage::grown), field("scattered", &Shortage::scattered))
+      .def_property_readonly("cause", [](const Shortage& self) { return to_string(self.cause); })
+      .def("__str__", [](const Shortage& self) { return to_string(self); });
+  m.def(
+      "diagnose",
+      [](const OomCause& error, const MemoryStats& stats, std::int64_t resident,
+         std::vector<Holder> held, std::int64_t grown) {
+        return diagnose({.error = error,
+                         .stats = stats,
+                         .resident = resident,
+                         .held = std::move(held),
+                         .grown = grown});
+      },
+      py::arg("error"), py::arg("stats"), py::arg("resident"), py::arg("held"), py::arg("grown"));
+}
+
+}  // namespace brim::python

@@ -1,0 +1,265 @@
+"""`brim.explain`: around code that may run out of memory, or of a call before it runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch
+
+from brim import _C
+from brim._arguments import runs_in_parts, shown
+from brim._estimate import EstimateError
+from brim._estimate._target import bytes_of, stats_of, target_device
+from brim._explain._explanation import Explanation
+from brim._explain._held import Held, held_on
+from brim._explain._remedies import Call, Replays
+from brim._progress import progress as bar
+from brim._warn import warn
+from brim.memory import DeviceLike
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_STEP = "put the step into a function and decorate it with @brim.explain() to see what would help"
+
+
+class Explaining:
+    """A block or a function whose out-of-memory errors are explained; `brim.explain()` makes one.
+
+    Attributes:
+        explanation: of the last such error; None if there was none.
+
+    Example:
+        >>> import brim, torch
+        >>> with brim.budget("1MiB", device="cpu"), brim.explain(device="cpu") as told:
+        ...     try:
+        ...         with told:
+        ...             torch.zeros(1 << 20)
+        ...     except torch.OutOfMemoryError as error:
+        ...         print(error.explanation.cause)
+        real need
+    """
+
+    def __init__(self, device: DeviceLike = None, *, html: str | Path | None = None) -> None:
+        self._device = _C.BlockWatch(device).device
+        self._html = html
+        self._watches: list[_C.BlockWatch] = []
+        self.explanation: Explanation | None = None
+
+    def __enter__(self) -> Explaining:
+        watch = _C.BlockWatch(self._device)
+        watch.__enter__()
+        self._watches.append(watch)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        watch = self._watches.pop()
+        try:
+            if error is not None:
+                self._tell(error, watch, None)
+        finally:
+            watch.__exit__(None, None, None)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function: a call that runs out of memory is replayed, to see what helps.
+
+        Raises:
+            TypeError: if it is no function, or one that runs after its call has returned.
+        """
+        if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
+            raise TypeError(f"explain() decorates a function, got {shown(function)}")
+        kind = runs_in_parts(function) or runs_in_parts(type(function).__call__)
+        if kind:
+            raise TypeError(
+                f"{shown(function)} is {kind} function, which runs after the call has returned: "
+                "open `with brim.explain():` inside of it"
+            )
+
+        @functools.wraps(function)
+        def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+            stats = _C.memory_stats(self._device)
+            call = Call(function, args, kwargs, self._device, stats.limit, stats.allocated)
+            watch = _C.BlockWatch(self._device)
+            with watch:
+                try:
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    self._tell(error, watch, call)
+                    raise
+
+        return explained
+
+    def _tell(self, error: BaseException, watch: _C.BlockWatch | None, call: Call | None) -> None:
+        """Explain an error, once: the innermost block knows most."""
+        if not _C.classify_error(error) or hasattr(error, "explanation"):
+            return
+        try:
+            self.explanation = explanation_of(error, self._device, watch, call)
+        except Exception as failure:  # the program's own error counts more
+            warn(f"brim.explain failed: {type(failure).__name__}: {failure}")
+            return
+        error.explanation = self.explanation  # type: ignore[attr-defined]
+        if hasattr(error, "add_note"):  # from Python 3.11 on
+            error.add_note(f"\n{self.explanation}")
+        else:
+            print(f"\n{self.explanation}", file=sys.stderr)
+        if self._html is not None:
+            Path(self._html).write_text(self.explanation.to_html(), encoding="utf-8")
+
+
+def explanation_of(
+    error: BaseException,
+    device: torch.device,
+    watch: _C.BlockWatch | None = None,
+    call: Call | None = None,
+) -> Explanation:
+    """Why memory ran out, who holds it now, and what would help the call, if it is known."""
+    cause = _C.classify_error(error)
+    where = cause.device or device
+    if where.type == device.type:
+        where = device
+    stats = _C.memory_stats(where)
+    resident = _C.host_memory().resident if where.type == "cpu" else 0
+    held = held_on(where, watch) if where == device else Held([], 0)
+    shortage = _C.diagnose(cause, stats, resident, held.holders, held.grown)
+    if call is None or where != device:
+        return Explanation(where, shortage, held.holders, notes=(_STEP,))
+    return _replayed(call, shortage, held.holders)
+
+
+def _replayed(call: Call, shortage: _C.Shortage | None, held: list[_C.Holder]) -> Explanation:
+    with bar("explain", "operator") as step:
+        try:
+            replays = Replays(call, step)
+        except EstimateError as error:
+            note = f"the call could not be replayed, so no remedies are known: {error}"
+            return Explanation(call.device, shortage, held, limit=call.limit, notes=(note,))
+        remedies = [] if shortage is None and replays.fits else replays.remedies()
+    notes = replays.base.assumptions
+    if shortage is not None and replays.fits:
+        notes = ("the replayed call fits: what the cause above names made it fail", *notes)
+    return Explanation(
+        call.device, shortage, held, replays.base, replays.need, remedies, call.limit, notes
+    )
+
+
+@overload
+def explain(*, device: DeviceLike = None, html: str | Path | None = None) -> Explaining: ...
+
+
+@overload
+def explain(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    device: DeviceLike = None,
+    capacity: int | str | None = None,
+    **kwargs: Any,
+) -> Explanation: ...
+
+
+def explain(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *args: Any,
+    device: DeviceLike = None,
+    capacity: int | str | None = None,
+    html: str | Path | None = None,
+    **kwargs: Any,
+) -> Explaining | Explanation:
+    """Say why memory ran out, who holds it, and what would help.
+
+    Around code, `with brim.explain():` names for each out-of-memory error the cause and the holders
+    of the memory, by kind and line. As a decorator, `@brim.explain()`, it also replays the call on
+    fake tensors, as `brim.estimate` does: as it is, and with each remedy. Both end the error's
+    traceback with the report, and leave it in `error.explanation`. The error itself passes on.
+
+    With a function, `brim.explain(step, batch)` runs nothing: it replays the call and tells what it
+    needs and what would help.
+
+    While nothing fails, an allocation of a mebibyte or more (less where memory is small) takes half
+    a microsecond longer.
+
+    Args:
+        fn: what to replay; without it, a block or a decorator is returned.
+        *args: its arguments.
+        device: whose memory counts; the accelerator, else the CPU.
+        capacity: what the call may hold in all, such as `"24GiB"`; by default what the device has.
+            Only with `fn`.
+        html: a file to which the report of an error is written, as a page. Only without `fn`.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        A block and decorator (`Explaining`), or an `Explanation`.
+
+    Raises:
+        EstimateError: if `fn` cannot be replayed.
+        ValueError: if `device` or `capacity` is wrong.
+
+    Example:
+        >>> import brim, torch
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+        >>> def step(x):
+        ...     model(x).sum().backward()
+        >>> told = brim.explain(step, torch.ones(4096, 256), device="cpu", capacity="32MiB")
+        >>> [one.name for one in told.remedies if one.fits][0]
+        '2 microbatches of 2048'
+    """
+    if fn is None:
+        if args or kwargs or capacity is not None:
+            given = "capacity" if capacity is not None else "arguments"
+            raise TypeError(f"{given} without a function: write brim.explain(fn, ...)")
+        return Explaining(device, html=html)
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, as in brim.explain(fn, *args), got {shown(fn)}")
+    if html is not None:
+        raise TypeError("html is for a block: of an Explanation, write told.to_html() to the file")
+    target = target_device(device)
+    stats = stats_of(target)
+    if capacity is None and stats is None:
+        raise ValueError(f"capacity must be given, such as 24GiB: {target} is not there")
+    limit = stats.limit if capacity is None and stats else bytes_of("capacity", capacity, target)
+    held = 0 if capacity is not None or stats is None else stats.allocated
+    with bar("explain", "operator") as step:
+        replays = Replays(Call(fn, args, kwargs, target, limit, held), step)
+        remedies = [] if replays.fits else replays.remedies()
+    return Explanation(
+        target, None, [], replays.base, replays.need, remedies, limit, replays.base.assumptions
+    )
+
+
+def explain_uncaught(*, device: DeviceLike = None) -> None:
+    """Have out-of-memory errors that end the program explained, from now on.
+
+    What holds the memory is looked up when the error arrives, so nothing is to be paid before, and
+    lines are not known: `brim run` and `with brim.explain():` tell more. The hook that was there
+    before is called afterwards.
+
+    Args:
+        device: whose memory counts; the accelerator, else the CPU.
+
+    Example:
+        >>> import sys
+        >>> before = sys.excepthook
+        >>> explain_uncaught(device="cpu")
+        >>> sys.excepthook = before
+    """
+    told, before = Explaining(device), sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        told._tell(error, None, None)
+        before(kind, error, traceback)
+
+    sys.excepthook = hook

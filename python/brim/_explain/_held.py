@@ -1,0 +1,138 @@
+"""Who holds a device's memory now, as far as Python can tell."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from brim import _C
+
+Kind = _C.MemoryKind
+_LASTING = (Kind.parameter, Kind.gradient, Kind.optimizer_state)
+_MOST_NODES = 200_000  # of a graph: some seconds
+
+
+class Owner(NamedTuple):
+    """What a storage is for, and whose it is."""
+
+    kind: Kind
+    where: str
+
+
+class Held(NamedTuple):
+    """Who holds what, largest first, and how much of it earlier calls have left in graphs."""
+
+    holders: list[_C.Holder]
+    grown: int
+
+
+def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
+    """All that is known: tensors that Python knows, and blocks noted by an open watch."""
+    live = gc.get_objects()
+    owners = _owners(live, device)
+    tensors = _storages((each for each in live if isinstance(each, torch.Tensor)), device)
+    uses = _uses_of_weights(live)
+    noted = {} if watch is None else {block[0]: block for block in watch.blocks()}
+    clock = 0 if watch is None else watch.clock
+    blocks, in_graphs = list[_C.HeldBlock](), 0
+    for address, size, made_at, place in noted.values():
+        owner = owners.get(address)
+        if owner is not None:
+            kind, where = owner
+        elif address in tensors:
+            kind, where = Kind.other, place
+        elif place.startswith("backward of"):
+            kind, where = Kind.temporary, place
+        else:  # held by C++ alone: saved for backward
+            kind, where = Kind.activation, place
+            in_graphs += size
+        kept_on = kind in _LASTING or (kind is Kind.activation and uses < _MANY_USES)
+        blocks.append(_C.HeldBlock(size, made_at, kind, where, kept_on))
+    for address, size in {**tensors}.items():
+        if address not in noted:
+            kind, where = owners.get(address, Owner(Kind.other, ""))
+            blocks.append(_C.HeldBlock(size, -1, kind, where, True))
+    grown = int(in_graphs * (1 - 1 / uses)) if uses >= _MANY_USES else 0
+    return Held(_C.holders_of(blocks, clock), grown)
+
+
+# A weight that is used so often in graphs that are alive: by as many calls, whose graphs something
+# keeps, unless one call uses it in a loop.
+_MANY_USES = 3
+
+
+def _owners(live: list[Any], device: torch.device) -> dict[int, Owner]:
+    """Storages of modules and optimizers by address; of a module inside another, the outer one."""
+    modules = [each for each in live if isinstance(each, torch.nn.Module)]
+    inner = {id(child) for each in modules for child in each._modules.values()}
+    owners: dict[int, Owner] = {}
+
+    def add(tensors: Any, kind: Kind, where: str) -> None:
+        for address in _storages(tensors, device):
+            owners.setdefault(address, Owner(kind, where))
+
+    for module in modules:
+        if id(module) in inner:
+            continue
+        name, weights = type(module).__name__, list(module.parameters())
+        add((*weights, *module.buffers()), Kind.parameter, name)
+        add((each.grad for each in weights), Kind.gradient, name)
+    for each in live:
+        if isinstance(each, torch.optim.Optimizer):
+            states = [value for state in each.state.values() for value in state.values()]
+            add(states, Kind.optimizer_state, type(each).__name__)
+            weights = [one for group in each.param_groups for one in group["params"]]
+            add(weights, Kind.parameter, type(each).__name__)
+            add((one.grad for one in weights), Kind.gradient, type(each).__name__)
+    return owners
+
+
+def _storages(tensors: Any, device: torch.device) -> dict[int, int]:
+    """The bytes of the storages that these have on a device, by address."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        try:  # not all have a storage
+            if tensor.device == device and _C.is_counted(tensor):
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
+        except (RuntimeError, NotImplementedError, AttributeError, ReferenceError):
+            continue
+    found.pop(0, None)
+    return found
+
+
+def _uses_of_weights(live: list[Any]) -> float:
+    """How often a weight is used in graphs that still hold what backward needs; the median."""
+    uses: Counter[Any] = Counter()
+    todo = [
+        each.grad_fn for each in live if isinstance(each, torch.Tensor) and each.grad_fn is not None
+    ]
+    seen = set(todo)
+    while todo and len(seen) < _MOST_NODES:
+        node = todo.pop()
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            if hasattr(following, "variable"):
+                uses[following] += _holds(node)
+            elif following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return median(uses.values()) if uses else 0
+
+
+def _holds(node: Any) -> bool:
+    """Whether a node still has what it saved; those that save nothing do."""
+    for name in dir(node):
+        if name.startswith("_saved_") and not name.startswith("_saved_self_sym"):
+            try:
+                getattr(node, name)
+            except RuntimeError:  # released by its backward
+                return False
+    return True

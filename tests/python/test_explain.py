@@ -1,0 +1,342 @@
+"""`brim.explain`: why memory ran out, who holds it, and what would help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import brim
+from brim import _C
+
+MIB = 1 << 20
+
+
+def step_of(width: int = 128, depth: int = 6) -> tuple[torch.nn.Module, Callable[..., None]]:
+    model = torch.nn.Sequential(
+        *[layer for _ in range(depth) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    )
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+
+    return model, step
+
+
+def peak_of(work: Callable[[], object], calls: int = 2) -> int:
+    """What all tensors hold at most in the last of so many calls."""
+    for _ in range(calls - 1):
+        work()
+    with brim.PeakMeter("cpu") as meter:
+        work()
+    return meter.start + meter.peak
+
+
+@pytest.fixture
+def counted() -> None:
+    brim.install_cpu_allocator()
+
+
+def test_the_error_ends_in_the_report_and_stays_the_same_error() -> None:
+    with (
+        pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 4\.00 MiB") as raised,
+        brim.budget("1MiB", device="cpu"),
+        brim.explain(device="cpu") as told,
+    ):
+        torch.empty(4 * MIB, dtype=torch.uint8)
+    assert raised.value.explanation is told.explanation
+    assert told.explanation.cause == "real need"
+    assert told.explanation.requested == 4 * MIB
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == [f"\n{told.explanation}"]
+
+
+def test_other_errors_pass_untouched() -> None:
+    with pytest.raises(ValueError, match="wrong") as raised, brim.explain(device="cpu") as told:
+        raise ValueError("wrong")
+    assert told.explanation is None
+    assert not hasattr(raised.value, "explanation")
+    assert not getattr(raised.value, "__notes__", [])
+
+
+def test_the_innermost_block_explains() -> None:
+    with (
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        brim.budget("1MiB", device="cpu"),
+        brim.explain(device="cpu") as outer,
+        brim.explain(device="cpu") as inner,
+    ):
+        torch.empty(4 * MIB, dtype=torch.uint8)
+    assert inner.explanation is not None
+    assert outer.explanation is None
+    assert len(getattr(raised.value, "__notes__", ["one"])) == 1
+
+
+def test_holders_are_named_by_kind_and_line(counted: None) -> None:
+    model, step = step_of()
+    batch = torch.randn(1024, 128)
+    limit = brim.memory_stats("cpu").allocated + 3 * MIB
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        brim.budget(limit, device="cpu"),
+        brim.explain(device="cpu") as told,
+    ):
+        step(batch)
+    held = {(one.kind.name, one.where): one.bytes for one in told.explanation.held}
+    assert held["parameter", "Sequential"] == sum(each.nbytes for each in model.parameters())
+    kept = [where for kind, where in held if kind == "activation"]
+    assert any(where.startswith("test_explain.py:") for where in kept), held
+    assert told.explanation.by_kind["activation"] >= MIB
+    assert sum(told.explanation.by_kind.values()) <= limit
+
+
+def test_a_block_that_has_ended_notes_nothing_more(counted: None) -> None:
+    with brim.explain(device="cpu"):
+        pass
+    with _C.BlockWatch("cpu", 1) as watch:
+        kept = torch.empty(100)
+        assert [block[1] for block in watch.blocks()] == [kept.nbytes]
+    with _C.BlockWatch("cpu", 1) as watch:
+        assert watch.blocks() == []
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7])
+def test_remedies_of_a_decorated_step_need_what_they_say(share: float, counted: None) -> None:
+    model, step = step_of()
+    batch = torch.randn(2048, 128)
+    full = peak_of(lambda: step(batch))
+    model.zero_grad()
+    held = brim.memory_stats("cpu").allocated
+    limit = held + int((full - held) * share)
+    explained = brim.explain(device="cpu")
+    with pytest.raises(torch.OutOfMemoryError), brim.budget(limit, device="cpu"):
+        explained(step)(batch)
+    told = explained.explanation
+    assert told is not None
+    assert told.need == pytest.approx(full, rel=0.03)
+    remedies = {one.name: one for one in told.remedies}
+    parts = next(one for name, one in remedies.items() if "microbatches" in name)
+    smaller = next(one for name, one in remedies.items() if name.startswith("batch"))
+    size = int(smaller.code.partition("=")[2])
+    real = {
+        smaller.name: lambda: step(batch[:size]),
+        'recompute="auto"': lambda: within_auto(step, batch, limit),
+        "autocast": lambda: cast(step, batch),
+    }
+    for name, work in real.items():
+        model.zero_grad()
+        if name in remedies:
+            assert peak_of(work) == pytest.approx(remedies[name].peak, rel=0.03), (name, told)
+    assert parts.peak == smaller.peak
+    assert smaller.fits
+    model.zero_grad()
+    with brim.budget(limit, device="cpu"):  # what is said to fit does
+        step(batch[:size])
+        step(batch[:size])
+
+
+def within_auto(step: Callable[..., None], batch: torch.Tensor, limit: int) -> None:
+    with brim.budget(limit, device="cpu"), brim.saving("auto"):
+        step(batch)
+
+
+def cast(step: Callable[..., None], batch: torch.Tensor) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        step(batch)
+
+
+def test_evaluation_with_a_graph_is_told_to_do_without(counted: None) -> None:
+    model, _ = step_of()
+    batch = torch.randn(2048, 128)
+
+    def evaluate(batch: torch.Tensor) -> float:
+        return model(batch).square().mean().item() if batch.is_cuda else float(batch.numel())
+
+    def outputs(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)
+
+    told = brim.explain(outputs, batch, device="cpu", capacity="4MiB")
+    first = told.remedies[0]
+    assert first.name == "no graph"
+    assert first.fits
+
+    with torch.no_grad():
+        assert peak_of(lambda: outputs(batch)) == pytest.approx(
+            first.peak + brim.memory_stats("cpu").allocated, rel=0.5
+        )
+    assert evaluate(batch) == batch.numel()
+
+
+def test_gradients_that_are_kept_over_the_forward(counted: None) -> None:
+    width = 1024
+    model = torch.nn.Linear(width, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: torch.Tensor) -> None:
+        hidden = model(batch).exp()
+        for _ in range(8):
+            hidden = hidden.exp()
+        loss = hidden.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    told = brim.explain(step, torch.randn(64, width), device="cpu", capacity="9MiB")
+    names = [one.name for one in told.remedies]
+    assert "gradients released before the forward" in names, told
+
+
+def test_the_optimizers_state_in_8_bits(counted: None) -> None:
+    model = torch.nn.Linear(1024, 1024)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    told = brim.explain(step, torch.randn(8, 1024), device="cpu", capacity="12MiB")
+    remedy = next(one for one in told.remedies if "8 bits" in one.name)
+    state = 2 * sum(each.nbytes for each in model.parameters())
+    assert remedy.saves == pytest.approx(state * 0.746, rel=0.03)
+
+
+def test_nothing_is_recommended_that_does_not_save(counted: None) -> None:
+    _, step = step_of()
+    told = brim.explain(step, torch.randn(2048, 128), device="cpu", capacity="8MiB")
+    assert told.remedies
+    assert all(one.saves > 0 for one in told.remedies)
+    assert all(one.fits == (one.peak <= told.limit) for one in told.remedies)
+    fits = [one.fits for one in told.remedies]
+    assert fits == sorted(fits, reverse=True)  # what fits comes first
+
+
+def test_a_call_that_fits_needs_no_remedies(counted: None) -> None:
+    _, step = step_of()
+    told = brim.explain(step, torch.randn(16, 128), device="cpu", capacity="1GiB")
+    assert told.remedies == []
+    assert told.cause is None
+    assert "fits" in str(told)
+
+
+def test_what_the_call_changes_is_as_if_it_had_not_been_explained(counted: None) -> None:
+    def run(explained: bool) -> list[torch.Tensor | None]:
+        torch.manual_seed(0)
+        model, step = step_of()
+        batch = torch.randn(2048, 128)
+        limit = brim.memory_stats("cpu").allocated + 7 * MIB
+        call = brim.explain(device="cpu")(step) if explained else step
+        with pytest.raises(torch.OutOfMemoryError), brim.budget(limit, device="cpu"):
+            call(batch)
+        assert all(type(each) is torch.nn.Parameter for each in model.parameters())
+        return [*(each.grad for each in model.parameters()), *model.parameters(), torch.rand(1)]
+
+    for plain, watched in zip(run(explained=False), run(explained=True), strict=True):
+        assert plain is None if watched is None else torch.equal(watched, plain)
+
+
+def test_what_cannot_be_replayed_is_explained_without_remedies(counted: None) -> None:
+    def branching(batch: torch.Tensor) -> None:
+        if batch.sum() > 1e9:
+            return
+        torch.zeros(1 << 24)
+
+    explained = brim.explain(device="cpu")
+    with pytest.raises(torch.OutOfMemoryError), brim.budget("32MiB", device="cpu"):
+        explained(branching)(torch.ones(8))
+    assert explained.explanation.remedies == []
+    assert any("could not be replayed" in note for note in explained.explanation.notes)
+
+
+def test_the_report_as_figures_and_as_a_page(counted: None, tmp_path: Path) -> None:
+    model, step = step_of()
+    page = tmp_path / "report.html"
+    explained = brim.explain(device="cpu", html=page)
+    limit = brim.memory_stats("cpu").allocated + 4 * MIB
+    with pytest.raises(torch.OutOfMemoryError), brim.budget(limit, device="cpu"):
+        explained(step)(torch.randn(1024, 128))
+    told = explained.explanation
+    figures = json.loads(json.dumps(told.to_dict()))
+    assert figures["cause"] == "real need"
+    assert len(figures["remedies"]) == len(told.remedies)
+    assert figures["held"][0]["bytes"] == told.held[0].bytes
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    for words in ("What would help", "Held when it failed", "real need", "microbatches"):
+        assert words in text
+    assert isinstance(model, torch.nn.Module)
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match="capacity without a function"):
+        brim.explain(capacity="1GiB")
+    with pytest.raises(TypeError, match="fn must be a function"):
+        brim.explain(3)
+    with pytest.raises(TypeError, match="html is for a block"):
+        brim.explain(print, html="a.html")
+    with pytest.raises(ValueError, match="device"):
+        brim.explain(device="nothing")
+    with pytest.raises(TypeError, match="decorates a function"):
+        brim.explain(device="cpu")(3)
+
+    def later() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="runs after the call has returned"):
+        brim.explain(device="cpu")(later)
+
+
+PROGRAM = """
+import sys
+import torch, brim
+
+kept = []
+with brim.budget("64MiB", device="cpu"):
+    for i in range(1000):
+        kept.append(torch.zeros(1 << 20, dtype=torch.uint8))
+"""
+
+
+def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_program_is_run_and_explained(tmp_path: Path) -> None:
+    (tmp_path / "leaks.py").write_text(PROGRAM)
+    ran = python(
+        "-m", "brim", "run", "--device", "cpu", "--html", "r.html", "leaks.py", cwd=tmp_path
+    )
+    assert ran.returncode == 1
+    assert "OutOfMemoryError" in ran.stderr
+    assert "cause: memory that grows" in ran.stderr
+    assert "leaks.py:8" in ran.stderr
+    assert "memory that grows" in (tmp_path / "r.html").read_text()
+
+
+def test_a_program_keeps_its_arguments_and_its_exit_status(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(
+        "import sys, os\nprint(__name__, sys.argv, sys.path[0] == os.getcwd())\nsys.exit(7)\n"
+    )
+    ran = python("-m", "brim", "run", "ends.py", "--x", "1", cwd=tmp_path)
+    assert ran.returncode == 7
+    assert ran.stdout == "__main__ ['ends.py', '--x', '1'] True\n"
+    missing = python("-m", "brim", "run", "nothing.py", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "there is no file nothing.py" in missing.stderr
+
+
+def test_uncaught_errors_are_explained_on_request(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(
+        "import torch, brim\nbrim.explain_uncaught(device='cpu')\nmodel = torch.nn.Linear(8, 8)\n"
+        "with brim.budget('1MiB', device='cpu'):\n    torch.zeros(1 << 20)\n"
+    )
+    ran = python("ends.py", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "cause: real need" in ran.stderr
