@@ -123,7 +123,8 @@ void register_explain(py::module_& m) {
                              })
       .def_property_readonly("least",
                              [](const PyBlockWatch& self) { return self.object().least(); })
-      .def_property_readonly("held", [](const PyBlockWatch& self) { return self.object().held(); })
+      .def_property_readonly("in_use",
+                             [](const PyBlockWatch& self) { return self.object().in_use(); })
       .def_property_readonly("clock",
                              [](const PyBlockWatch& self) { return self.object().clock(); })
       .def("blocks", [](const PyBlockWatch& self) {
@@ -153,6 +154,7 @@ void register_explain(py::module_& m) {
   m.def("holders_of", [](const std::vector<HeldBlock>& blocks, std::int64_t clock) {
     return holders_of(blocks, clock);
   });
+  m.def("left_by_calls", [](const std::vector<std::int64_t>& held) { return left_by_calls(held); });
   m.def(
       "holders_text",
       [](const std::vector<Holder>& holders, std::size_t most) { return to_string(holders, most); },

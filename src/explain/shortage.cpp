@@ -73,6 +73,18 @@ std::vector<Holder> holders_of(std::span<const HeldBlock> blocks, std::int64_t c
   return found;
 }
 
+std::int64_t left_by_calls(std::span<const std::int64_t> held) {
+  if (held.size() < 4) {
+    return 0;
+  }
+  held = held.subspan(1);
+  std::size_t more = 0;
+  for (std::size_t i = 1; i < held.size(); ++i) {
+    more += held[i] > held[i - 1] ? 1 : 0;
+  }
+  return 2 * more > held.size() - 1 ? std::max<std::int64_t>(held.back() - held.front(), 0) : 0;
+}
+
 Shortage diagnose(const ShortageFacts& facts) {
   const OomCause& error = facts.error;
   const MemoryStats& stats = facts.stats;

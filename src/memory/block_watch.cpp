@@ -39,9 +39,8 @@ BlockWatch::BlockWatch(c10::Device device, std::int64_t least)
   TORCH_CHECK_VALUE(least >= 0, "least must be a number of bytes or 0, got ", least);
   DeviceBackend& backend = backend_for(device_);
   backend.prepare(device_);
-  const DeviceBackend::Room room = backend.headroom(device_);
-  held_ = room.allocated;
   if (least_ == 0) {
+    const DeviceBackend::Room room = backend.headroom(device_);
     least_ = worth_noting(room.allocated + room.free);
   }
   live_ = backend.live_blocks();
@@ -80,6 +79,8 @@ std::vector<LiveBlock> BlockWatch::blocks() const {
   }
   return found;
 }
+
+std::int64_t BlockWatch::in_use() const { return backend_for(device_).headroom(device_).allocated; }
 
 std::int64_t BlockWatch::clock() const { return live_ == nullptr ? 0 : live_->clock(); }
 

@@ -198,6 +198,61 @@ def test_a_block_that_has_ended_notes_nothing_more(counted: None) -> None:
         assert watch.blocks() == []
 
 
+class Skipping(torch.nn.Module):
+    """Keeps what its layers return until it ends, as a U-Net or a cache does."""
+
+    def __init__(self, depth: int = 8) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(128, 128) for _ in range(depth)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for layer in self.layers:
+            x = layer(x).relu()
+            kept.append(x)
+        return sum(kept)
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_what_one_call_keeps_does_not_grow(calls: int, counted: None) -> None:
+    model, batch = Skipping(), torch.randn(2048, 128)
+    limit = peak_of(lambda: model(batch[:512]).mean().backward(), 1) + 2 * MIB
+
+    def train() -> None:
+        for _ in range(calls):
+            model(batch[:512]).mean().backward()
+        model(batch).mean().backward()
+
+    with (
+        pytest.raises(torch.OutOfMemoryError) as raised,
+        brim.budget(limit, device="cpu"),
+        brim.explain(device="cpu"),
+    ):
+        train()
+    assert raised.value.explanation.cause == "real need", raised.value.explanation
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_what_calls_leave_is_named_by_its_line(graph: bool, counted: None) -> None:
+    model, batch, kept = Skipping(3), torch.randn(512, 128), []
+
+    @brim.explain(device="cpu")
+    def evaluate(batch: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(graph):
+            return model(batch)
+
+    limit = brim.memory_stats("cpu").allocated + 24 * MIB
+    with pytest.raises(torch.OutOfMemoryError) as raised, brim.budget(limit, device="cpu"):
+        kept.extend(evaluate(batch) for _ in range(1000))
+    told = raised.value.explanation
+    assert told.cause == "memory that grows", told
+    assert told.grown >= 12 * MIB
+    lines = {one.where.partition(" ")[2] for one in told.held if one.grows}
+    assert lines == {"Skipping.forward"}, told
+    kept.clear()
+    assert evaluate(batch) is not None
+
+
 @pytest.mark.parametrize("share", [0.5, 0.7])
 def test_remedies_of_a_decorated_step_need_what_they_say(share: float, counted: None) -> None:
     model, step = step_of()

@@ -51,6 +51,11 @@ struct HeldBlock {
 /// @param clock at the end, as BlockWatch has it.
 BRIM_API std::vector<Holder> holders_of(std::span<const HeldBlock> blocks, std::int64_t clock);
 
+/// What calls have left behind, where most of them left something.
+/// @param held what was held when each of the last ones began, the oldest first.
+/// @return 0 after fewer than four calls: the first one makes gradients and optimizer states.
+BRIM_API std::int64_t left_by_calls(std::span<const std::int64_t> held);
+
 /// What is known when memory has run out. In bytes.
 struct ShortageFacts {
   OomCause error;

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from brim.memory import DeviceLike
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_CALLS = 64  # the last ones, whose beginnings are remembered
 _LINES = "put `with brim.explain():` around the code to see the lines that made it"
 _STEP = "put the step into a function and decorate it with @brim.explain() to see what would help"
 
@@ -55,7 +57,10 @@ class Explaining:
         self.explanation: Explanation | None = None
 
     def __enter__(self) -> Explaining:
-        self._open.append(self._begin(None))
+        watch = _C.BlockWatch(self._device)
+        watch.__enter__()
+        self._open.append(_Block(self, watch))
+        _here.blocks.append(self._open[-1])
         return self
 
     def __exit__(
@@ -64,21 +69,10 @@ class Explaining:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end(self._open.pop(), error)
-
-    def _begin(self, call: Call | None) -> _Block:
-        block = _Block(self, _C.BlockWatch(self._device), call)
-        block.watch.__enter__()
-        _here.blocks.append(block)
-        return block
-
-    def _end(self, block: _Block, error: BaseException | None) -> None:
+        block = self._open.pop()
         try:
-            if error is not None:
-                self._tell(error, block)
+            block.end(error)
         finally:
-            if block in _here.blocks:  # else another thread has opened it
-                _here.blocks.remove(block)
             block.watch.__exit__(None, None, None)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -96,16 +90,27 @@ class Explaining:
                 "open `with brim.explain():` inside of it"
             )
 
+        # Open from the first call on: what earlier calls left behind has lines, too.
+        watch = _C.BlockWatch(self._device)
+        held: deque[int] = deque(maxlen=_CALLS)
+        first = threading.Lock()
+
         @functools.wraps(function)
         def explained(*args: P.args, **kwargs: P.kwargs) -> R:
-            block, failure = self._begin(Call(function, args, kwargs, self._device)), None
+            with first:
+                if not watch.is_open:
+                    watch.__enter__()
+            held.append(watch.in_use)
+            call = Call(function, args, kwargs, self._device, held=held[-1])
+            block, failure = _Block(self, watch, call, held), None
+            _here.blocks.append(block)
             try:
                 return function(*args, **kwargs)
             except Exception as error:
                 failure = error
                 raise
             finally:
-                self._end(block, failure)
+                block.end(failure)
                 del failure  # else the error would refer to this frame, and the frame to the error
 
         return explained
@@ -135,7 +140,16 @@ class _Block:
 
     told: Explaining
     watch: _C.BlockWatch
-    call: Call | None
+    call: Call | None = None
+    held: Sequence[int] = ()  # when this call and those before it began
+
+    def end(self, error: BaseException | None) -> None:
+        try:
+            if error is not None:
+                self.told._tell(error, self)
+        finally:
+            if self in _here.blocks:  # else another thread has opened it
+                _here.blocks.remove(self)
 
 
 class _Here(threading.local):
@@ -162,7 +176,7 @@ def explanation_of(
     error: BaseException, device: torch.device, block: _Block | None = None
 ) -> Explanation:
     """Why memory ran out, who holds it now, and what would help the call, if it is known."""
-    watch, call = (block.watch, block.call) if block else (None, None)
+    watch, call, starts = (block.watch, block.call, block.held) if block else (None, None, ())
     cause = _C.classify_error(error)
     where = cause.device or device
     if where.type == device.type or stats_of(where) is None:
@@ -170,11 +184,12 @@ def explanation_of(
     stats = _C.memory_stats(where)
     resident = _C.host_memory().resident if where.type == "cpu" else 0
     held = held_on(where, watch) if where == device else Held([], 0)
-    shortage = _C.diagnose(cause, stats, resident, held.holders, held.grown)
-    if call is None or watch is None or where != device:
+    grown = max(held.grown, _C.left_by_calls(starts))
+    shortage = _C.diagnose(cause, stats, resident, held.holders, grown)
+    if call is None or where != device:
         notes = (_STEP,) if watch is not None else (_LINES, _STEP)
         return Explanation(where, shortage, held.holders, notes=notes)
-    return _replayed(call._replace(limit=stats.limit, held=watch.held), shortage, held.holders)
+    return _replayed(call._replace(limit=stats.limit), shortage, held.holders)
 
 
 def _replayed(call: Call, shortage: _C.Shortage | None, held: list[_C.Holder]) -> Explanation:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from brim import _C
+from brim._users_code import is_installed
 
 Kind = _C.MemoryKind
 _LASTING = (Kind.parameter, Kind.gradient, Kind.optimizer_state)
@@ -35,29 +36,24 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
     live = _Live()
     owners = _owners(live, device)
     tensors = _storages(live.tensors, device)
-    in_python = _storages(_C.held_by_python(live.tensors), device)
+    known = _C.held_by_python(live.tensors)
+    in_python = _storages(known, device)
+    in_graph = _storages((each for each in known if each.grad_fn is not None), device)
     uses = _uses_of_weights(live.tensors)
     noted = {} if watch is None else {block[0]: block for block in watch.blocks()}
     clock = 0 if watch is None else watch.clock
     blocks, in_graphs = list[_C.HeldBlock](), 0
-    for address, size, made_at, place in noted.values():
-        owner = owners.get(address)
-        if owner is not None:
-            kind, where = owner
-        elif address in in_python:
-            kind, where = Kind.other, place
-        elif place.startswith("backward of"):
-            kind, where = Kind.temporary, place
-        else:  # held by C++ alone: saved for backward
-            kind, where = Kind.activation, place
-            in_graphs += size
-        kept_on = kind in _LASTING or (kind is Kind.activation and uses < _MANY_USES)
-        blocks.append(_C.HeldBlock(size, made_at, kind, where, kept_on))
-    for address, size in tensors.items():
-        if address not in noted:
-            kind = Kind.other if address in in_python else Kind.activation
-            kind, where = owners.get(address, Owner(kind, ""))
-            blocks.append(_C.HeldBlock(size, -1, kind, where, True))
+    for address in (*noted, *(each for each in tensors if each not in noted)):
+        _, size, made_at, place = noted.get(address, (0, tensors.get(address, 0), -1, ""))
+        kind, where = owners.get(address, Owner(Kind.other, place))
+        if kind is Kind.other and address not in in_python:  # held by C++ alone
+            kind = Kind.temporary if place.startswith("backward of") else Kind.activation
+        for_backward = kind is Kind.activation or address in in_graph
+        in_graphs += size if for_backward else 0
+        # What one call keeps until it ends does not grow. Whether a call has ended nobody says: of
+        # graphs, how often they use a weight; of the rest, that the program's own line keeps it.
+        one_call = uses < _MANY_USES if for_backward else is_installed(where)
+        blocks.append(_C.HeldBlock(size, made_at, kind, where, kind in _LASTING or one_call))
     grown = int(in_graphs * (1 - 1 / uses)) if uses >= _MANY_USES else 0
     return Held(_C.holders_of(blocks, clock), grown)
 

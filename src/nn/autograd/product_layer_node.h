@@ -158,10 +158,8 @@ class ProductLayerNode : public OutputHoldingNode {
   /// backward. For a trained weight that takes more time than torch's layer, so it is left to
   /// `recompute`, and to copies that count beside the input. If that is asked for only where memory
   /// is short, the copy is kept beside the parameter until then.
-  [[nodiscard]] static const at::Tensor& weight_to_keep(const at::Tensor& input,
-                                                        const at::Tensor& weight,
-                                                        const MaybeTensor& parameter,
-                                                        Again recompute) {
+  [[nodiscard]] static at::Tensor weight_to_keep(const at::Tensor& input, const at::Tensor& weight,
+                                                 const MaybeTensor& parameter, Again recompute) {
     constexpr int kMuchLess = 16;
     const auto counts = [&] {
       return is_traced_by_others(input) || kMuchLess * weight.numel() >= input.numel();

@@ -176,5 +176,16 @@ TEST(Explain, SaysNothingOfOtherErrors) {
   EXPECT_EQ(explain(other, c10::DeviceType::CPU), "");
 }
 
+TEST(LeftByCalls, IsWhatMostCallsAddAfterTheFirst) {
+  using Held = std::vector<std::int64_t>;
+  EXPECT_EQ(left_by_calls(Held{0, 100, 110, 120, 130}), 30);
+  EXPECT_EQ(left_by_calls(Held{0, 100, 110, 110, 120, 130}), 30);  // one added nothing
+  EXPECT_EQ(left_by_calls(Held{0, 100, 100, 100}), 0);             // states of an optimizer
+  EXPECT_EQ(left_by_calls(Held{0, 100, 100, 500, 500, 500}), 0);   // something else, once
+  EXPECT_EQ(left_by_calls(Held{0, 500, 510, 100, 110}), 0);        // less than before
+  EXPECT_EQ(left_by_calls(Held{0, 100, 200}), 0);                  // too few to tell
+  EXPECT_EQ(left_by_calls(Held{}), 0);
+}
+
 }  // namespace
 }  // namespace brim
