@@ -28,7 +28,7 @@ from torch import nn
 import brim
 
 WAYS: Mapping[str, str | None] = {
-    "plain": None,
+    "brim": None,
     "cheap": "cheap",
     "products": "products",
     "auto": "auto",

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 import brim
 
 WAYS: Mapping[str, str | None] = {
-    "plain": None,
+    "brim": None,
     "cheap": "cheap",
     "products": "products",
     "auto": "auto",  # without a limit
 }
-BOUNDS = {"plain": 1.02, "cheap": 1.06, "products": 1.12, "auto": 1.03}
+BOUNDS = {"brim": 1.02, "cheap": 1.06, "products": 1.12, "auto": 1.03}
 SCALES = {"the usual batch": 1.0, "a quarter of the usual batch": 0.25}
 
 # -- Networks --------------------------------------------------------------------------------------
