@@ -237,8 +237,8 @@ def main() -> None:
         width=20,
         column=44 if options.compile else 26,
         panels=[
-            Panel("auto, time of torch's", shares, 0, 1),
-            Panel("the fastest other way", shares, 1, 1),
+            Panel("time, of torch's: auto", shares, 0, 1),
+            Panel("time, of torch's: the fastest other way", shares, 1, 1),
         ],
     )
     for name in options.networks:

@@ -25,7 +25,7 @@ class Panel(NamedTuple):
     """A part of the picture of a table: a point for each row and column.
 
     Attributes:
-        title: what the numbers are.
+        title: what the numbers are; panels that begin alike up to a colon have one scale.
         columns: where they stand.
         part: which of the numbers in cells like "0.52 / 0.60 / 1.10".
         baseline: where a line is drawn, for ratios at 1.

@@ -92,6 +92,8 @@ def take_in(pages: Path, name: str, rows: Path) -> None:
     import brim
 
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    if not lines:  # what it measures is not there, such as a GPU
+        return
     run: Run = {"date": datetime.date.today().isoformat(), "torch": torch.__version__}
     run |= {"brim": brim.__version__, "Python": platform.python_version()}
     for line in lines:
@@ -127,8 +129,11 @@ def lines_of(table: Table) -> Iterator[str]:
 
 
 def others(data: Data, shown: set[str]) -> Iterator[str]:
-    """All benchmarks that no page names."""
-    for name in sorted(data.keys() - shown):
+    """All benchmarks that no page names, under a heading if there are any."""
+    names = sorted(data.keys() - shown)
+    if names:
+        yield from ("## Other benchmarks", "")
+    for name in names:
         yield from (f"### `./dev bench {name}`", "")
         for table in data[name]:
             yield from lines_of(table)

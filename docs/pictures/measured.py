@@ -27,18 +27,21 @@ def value(cell: str, part: int) -> float | None:
 
 
 def paint(axes: Any, table: report.Table, panel: Any) -> None:
-    """A line per row of the table, a point per column."""
+    """A line per row of the table, a point per column, a little below the one before."""
     title, columns, part, baseline = panel
     rows = [row["cells"] for row in table["rows"]]
-    for column, (colour, marker) in zip(columns, STYLES, strict=False):
-        points = [(value(cells.get(column, ""), part), -y) for y, cells in enumerate(rows)]
-        points = [point for point in points if point[0] is not None]
+    for i, column in enumerate(columns):
+        colour, marker = STYLES[i % len(STYLES)]
+        below = 0.14 * (i - (len(columns) - 1) / 2)
+        found = [(value(cells.get(column, ""), part), -y - below) for y, cells in enumerate(rows)]
+        points = [point for point in found if point[0] is not None]
         xs, ys = zip(*points, strict=True) if points else ((), ())
         axes.plot(xs, ys, marker, color=colour, markeredgecolor="black", label=column)
     if baseline is not None:
         axes.axvline(baseline, color=RED, linestyle="--", linewidth=1.5)
+    else:
+        axes.set_xlim(0, 1.05 * axes.dataLim.xmax)
     axes.set_yticks([-y for y in range(len(rows))], [next(iter(cells.values())) for cells in rows])
-    axes.set_xlim(left=0)
     tidy(axes, title)
 
 
@@ -49,9 +52,14 @@ def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, table in report.drawn(report.read(report.PAGES)):
         panels = table["panels"]
-        figure = Figure(figsize=(9, 1.6 + 0.26 * len(table["rows"])), layout="constrained")
+        figure = Figure(figsize=(9, 1.6 + 0.34 * len(table["rows"])), layout="constrained")
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        quantities: dict[str, Any] = {}
         for axes, panel in zip(all_axes, panels, strict=True):
+            quantity = panel[0].partition(":")[0]
+            if quantity in quantities:
+                axes.sharex(quantities[quantity])
+            quantities[quantity] = axes
             paint(axes, table, panel)
         handles, labels = all_axes[0].get_legend_handles_labels()
         if len(labels) > 1:
