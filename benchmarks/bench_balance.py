@@ -108,6 +108,7 @@ class Quality:
 
 
 def across_ranks() -> None:
+    table = Table("Imbalance of 1024 samples over 32 ranks, equal counts, no cap; 5 batches")
     for mix in MIXES:
         theirs, ours = Quality(), Quality()
         for seed in range(5):
@@ -116,13 +117,13 @@ def across_ranks() -> None:
             costs = work.tolist()
             theirs.add(partial(karmarkar_karp, costs, 32, True), lengths, float("inf"))
             ours.add(partial(data.balance, work, 32, True), lengths, float("inf"))
-        across = "5 batches of 1024 samples over 32 ranks, equal counts, no cap"
-        table = Table(f"Imbalance of {mix.name}, {across}")
-        theirs.row(table, "Karmarkar-Karp with equal counts (verl)")
-        ours.row(table, "brim")
+        theirs.row(table, f"{mix.name}: Karmarkar-Karp with equal counts (verl)")
+        ours.row(table, f"{mix.name}: brim")
 
 
 def under_a_cap() -> None:
+    title = "Imbalance of microbatches of a rank under a cap in tokens; 5 batches of 512 samples"
+    table = Table(title, width=66)
     for mix in MIXES:
         for room in (1, 2, 4):
             cap = room * mix.most
@@ -152,12 +153,8 @@ def under_a_cap() -> None:
                 )
                 for quality, divide in zip(kinds.values(), works, strict=True):
                     quality.add(divide, lengths, cap)
-            table = Table(
-                f"Imbalance of {mix.name}, microbatches of a rank under a cap of {cap} tokens, "
-                "5 batches of 512 samples"
-            )
             for name, quality in kinds.items():
-                quality.row(table, name)
+                quality.row(table, f"{mix.name}, cap {cap}: {name}")
 
 
 def speed() -> None:

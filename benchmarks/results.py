@@ -17,8 +17,10 @@ from typing import NamedTuple
 import torch
 
 CASES = ("case", "measured", "note", "target")
-PEERS = ("accelerate", "bionemo-size-aware-batching", "toma", "torch_max_mem")
-PEERS += ("sentence-transformers", "torchvision", "transformers")
+PEERS = (
+    *("accelerate", "bionemo-size-aware-batching", "sentence-transformers", "toma"),
+    *("torch_max_mem", "torchvision", "transformers"),
+)
 
 
 class Panel(NamedTuple):
