@@ -10,13 +10,13 @@
 #include <brim/memory/stats.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <cstdio>
 #include <thread>
 
 #include "harness.h"
 
 namespace {
 
+using brim::bench::nanoseconds;
 using brim::bench::repeated;
 
 constexpr int kCalls = 20000;
@@ -54,15 +54,14 @@ int main(int count, char** /*arguments*/) {
   std::thread([] {}).join();  // from now on the C library's locks are atomic
   const double threaded = brim::bench::medians(cases, kRounds, kCalls).front();
   const double bare = times[1];
-  std::printf("A call that fits, tiny function, C++, on %s: over the bare call of %.1f ns\n",
-              device.str().c_str(), bare);
+  const brim::bench::Table table("A call that fits, tiny function, C++: over the bare call",
+                                 c10::DeviceTypeName(device.type(), /*lower_case=*/true));
   for (std::size_t i = 0; i < cases.size(); ++i) {
     if (i != 1) {
       const char* target = device.is_cpu() ? "target <= 30 ns" : "target <= 60 ns";
-      std::printf("  %-46s %8.1f ns   %s\n", cases[i].name.c_str(), times[i] - bare,
-                  i == 0 ? target : "");
+      table.row(cases[i].name, nanoseconds(times[i] - bare), i == 0 ? target : "");
     }
   }
-  std::printf("  %-46s %8.1f ns\n", "brim::batch, once there were two threads", threaded - bare);
+  table.row("brim::batch, once there were two threads", nanoseconds(threaded - bare));
   return 0;
 }

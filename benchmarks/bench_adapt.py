@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from adaptive_works import largest_that_fits
-from harness import Work, adaptive_peers, install_peers, median, medians, peer, row
+from harness import Work, adaptive_peers, install_peers, median, medians, peer
+from results import Table
 
 import brim
 
@@ -48,11 +49,13 @@ def tiny_call() -> None:
         variants["torch_max_mem"] = (maximizer(function), x)
     works = {name: lambda f=f, x=x: f(x, batch_size=32) for name, (f, x) in variants.items()}
     times = medians(works, 51, calls=2000)
-    print("A call that fits, tiny function: over the bare call")
+    table = Table(
+        "A call that fits, tiny function: over the bare call", device=brim.default_device()
+    )
     bare = times.pop("bare")
     for name, seconds in times.items():
         target = "target ≤ 0.35 µs" if name.startswith("brim") else ""
-        row(name, f"{(seconds - bare) * 1e6:.3f} µs", target)
+        table.row(name, f"{(seconds - bare) * 1e6:.3f} µs", "", target)
 
 
 def toma_overhead() -> None:
@@ -78,10 +81,10 @@ def toma_overhead() -> None:
     # caches cold for the next.
     turns = [{name: median(work, 20) for name, work in works.items()} for _ in range(7)]
     times = {name: statistics.median(turn[name] for turn in turns) for name in works}
-    print("toma's own benchmark, chunks of 32 of 128×256×256: against the native loop")
+    table = Table("toma's own benchmark, chunks of 32 of 128×256×256: against the native loop")
     for name, seconds in times.items():
         target = "target ≤ 1.05×" if name == "brim.chunked" else ""
-        row(name, f"{seconds / times['native']:.3f}×", target)
+        table.row(name, f"{seconds / times['native']:.3f}×", "", target)
 
 
 # ---- nearest neighbours under a budget -----------------------------------------------------------
@@ -95,7 +98,7 @@ def knn(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
     return torch.cat([nearest(part, y) for part in x.split(batch_size)])
 
 
-def first_calls_of_peers(x: torch.Tensor, y: torch.Tensor, largest: int) -> None:
+def first_calls_of_peers(x: torch.Tensor, y: torch.Tensor, largest: int, table: Table) -> None:
     sizes: list[int] = []
 
     def counted(batch_size: int) -> torch.Tensor:
@@ -106,23 +109,24 @@ def first_calls_of_peers(x: torch.Tensor, y: torch.Tensor, largest: int) -> None
         sizes.clear()
         brim.release_cached(x.device)
         seconds = median(make(counted, len(x)), 1, warmup=0, device=x.device)
-        row(f"{name}: failed attempts", str(len(sizes) - 1))
-        row(f"{name}: size reached, of the largest", f"{sizes[-1] / largest:.1%}")
-        row(f"{name}: first call", f"{seconds:.2f} s")
+        table.row(f"{name}: failed attempts", str(len(sizes) - 1))
+        table.row(f"{name}: size reached, of the largest", f"{sizes[-1] / largest:.1%}")
+        table.row(f"{name}: first call", f"{seconds:.2f} s")
 
 
 def nearest_neighbours(x: torch.Tensor, y: torch.Tensor, budget: str) -> None:
     device = x.device
-    print(
+    table = Table(
         f"Nearest neighbours, {len(x)} of {len(y)} in {x.shape[1]} dimensions, on {device.type} "
-        f"under {budget}"
+        f"under {budget}",
+        device=device,
     )
     with brim.budget(budget, device=device):
         out = torch.empty(len(x), 3, dtype=torch.long, device=device)
         fitting = largest_that_fits(lambda size: knn(x, y, size), len(x) + 1, device)
         largest = min(fitting, len(x))
-        row("the largest batch size that fits, by bisection", str(largest))
-        first_calls_of_peers(x, y, largest)
+        table.row("the largest batch size that fits, by bisection", str(largest))
+        first_calls_of_peers(x, y, largest, table)
 
         def chunk(part: torch.Tensor, start: int, end: int) -> None:
             out[start:end] = nearest(part, y)
@@ -162,7 +166,8 @@ def nearest_neighbours(x: torch.Tensor, y: torch.Tensor, budget: str) -> None:
     ):
         if value in times:
             value = f"{times[value] / times['known']:.2f}×"
-        row(f"brim.{name}", f"{value:.1%}" if isinstance(value, float) else str(value), target)
+        text = f"{value:.1%}" if isinstance(value, float) else str(value)
+        table.row(f"brim.{name}", text, "", target)
 
 
 def main() -> None:

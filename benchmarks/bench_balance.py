@@ -17,7 +17,8 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from harness import milliseconds, progress, row
+from harness import milliseconds, progress
+from results import Table
 
 from brim import data
 
@@ -97,9 +98,9 @@ class Quality:
         self.parts += len(parts)
         self.runs += 1
 
-    def print(self, name: str) -> None:
-        row(
-            f"  {name}",
+    def row(self, table: Table, name: str) -> None:
+        table.row(
+            name,
             f"{self.imbalance / self.runs:.4%}",
             f"{self.over:.0f} parts over the cap of {self.parts}, fullest "
             f"{self.fullest:.3f}, {milliseconds(self.seconds / self.runs)}",
@@ -107,7 +108,7 @@ class Quality:
 
 
 def across_ranks() -> None:
-    print("Samples over 32 ranks, equal counts, no cap: imbalance")
+    table = Table("Imbalance of 1024 samples over 32 ranks, equal counts, no cap; 5 batches")
     for mix in MIXES:
         theirs, ours = Quality(), Quality()
         for seed in range(5):
@@ -116,13 +117,13 @@ def across_ranks() -> None:
             costs = work.tolist()
             theirs.add(partial(karmarkar_karp, costs, 32, True), lengths, float("inf"))
             ours.add(partial(data.balance, work, 32, True), lengths, float("inf"))
-        print(f" {mix.name}, 1024 samples, 5 batches")
-        theirs.print("Karmarkar-Karp with equal counts (verl)")
-        ours.print("brim")
+        theirs.row(table, f"{mix.name}: Karmarkar-Karp with equal counts (verl)")
+        ours.row(table, f"{mix.name}: brim")
 
 
 def under_a_cap() -> None:
-    print("Microbatches of a rank under a cap in tokens: imbalance")
+    title = "Imbalance of microbatches of a rank under a cap in tokens; 5 batches of 512 samples"
+    table = Table(title, width=66)
     for mix in MIXES:
         for room in (1, 2, 4):
             cap = room * mix.most
@@ -152,14 +153,16 @@ def under_a_cap() -> None:
                 )
                 for quality, divide in zip(kinds.values(), works, strict=True):
                     quality.add(divide, lengths, cap)
-            print(f" {mix.name}, 512 samples, cap {cap}, 5 batches")
             for name, quality in kinds.items():
-                quality.print(name)
+                quality.row(table, f"{mix.name}, cap {cap}: {name}")
 
 
 def speed() -> None:
-    print("balance(): million items per second, lists of indices; median of 3")
     counts = (2, 8, 64, 512, 4096)
+    table = Table(
+        "balance(): million items per second (with a cap), lists of indices; median of 3",
+        ("items", *(f"{parts} parts" for parts in counts)),
+    )
     for equal in (False, True):
         for items in (1024, 16384, 65536, 1_000_000):
             lengths = MIXES[0].lengths(items, 0)
@@ -184,12 +187,12 @@ def speed() -> None:
                             run()
                         times.append((time.process_time() - begin) / calls)
                     rates.append(f"{items / sorted(times)[1] / 1e6:.1f}")
-                cells.append(f"{parts}: {rates[0]} ({rates[1]} with cap)")
-            row(f" {items:,} items{', equal counts' if equal else ''}", "", ", ".join(cells))
+                cells.append(f"{rates[0]} ({rates[1]})")
+            table.row(f"{items:,}{', equal counts' if equal else ''}", *cells)
 
 
 def samplers() -> None:
-    print(
+    table = Table(
         "PackedBatchSampler under a budget in tokens: imbalance of work per step, 200 000 samples"
     )
     for mix in MIXES:
@@ -207,8 +210,8 @@ def samplers() -> None:
                     seconds = time.process_time() - begin
                     report = made().report()
                     steps = work_per_step(made, work, ranks)
-                    row(
-                        f" {mix.name}, budget {budget}, {ranks} ranks, {name}",
+                    table.row(
+                        f"{mix.name}, budget {budget}, {ranks} ranks, {name}",
                         f"{steps:.3%}",
                         f"fill {report.fill:.3%}, {report.batches} batches, "
                         f"plan() {len(lengths) / seconds / 1e6:.1f} M samples/s",

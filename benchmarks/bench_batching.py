@@ -20,7 +20,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Work, install_peers, median, medians, milliseconds, peer, progress, row
+from harness import Work, install_peers, median, medians, milliseconds, peer, progress
+from results import Table
 from torch.utils.data import BatchSampler
 
 from brim import data
@@ -65,6 +66,7 @@ def rate(samples: int, seconds: float) -> str:
 
 
 def compare(
+    title: str,
     samples: int,
     make: Callable[..., Any],
     theirs: dict[str, Work],
@@ -79,16 +81,17 @@ def compare(
         "brim, lists": lambda: consume(make()),
         "brim, made only": make,
     }
+    table = Table(title)
     times = cpu_medians(works, ROUNDS if samples <= MILLION else 3)
     for name, seconds in times.items():
         if name.endswith("made only"):
-            row(name, milliseconds(seconds))
+            table.row(name, milliseconds(seconds))
             continue
         count = (counts or {}).get(name, samples)
         note = milliseconds(seconds) if count == samples else f"of {count} samples"
         if theirs and name.startswith("brim"):
             note += f", {times[next(iter(theirs))] / seconds:.1f}×"
-        row(name, rate(count, seconds), note, targets.get(name, "") if theirs else "")
+        table.row(name, rate(count, seconds), note, targets.get(name, "") if theirs else "")
 
 
 def bucket_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
@@ -108,15 +111,16 @@ def bucket_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
         both = {"bionemo": lambda: consume(make()), "bionemo, made only": make}
         return both if bionemo else {}
 
-    print(f"BucketBatchSampler, epoch with shuffle, {samples:,} samples, {BUCKETS} buckets")
-    print(" batches of a fixed size for each bucket (BatchSampler as base)")
+    title = f"BucketBatchSampler, epoch with shuffle, {samples:,} samples, {BUCKETS} buckets, "
     progress("buckets with batches of a fixed size")
     by_count = partial(bionemo_buckets, bionemo, sizes, boundaries, batch_sizes)
-    compare(samples, partial(ours, batch_size=batch_sizes), works(by_count), targets)
-    print(" batches under a budget (SizeAwareBatchSampler as base)")
+    made = partial(ours, batch_size=batch_sizes)
+    fixed = "batches of a fixed size for each bucket (BatchSampler as base)"
+    compare(title + fixed, samples, made, works(by_count), targets)
     progress("buckets under a budget")
     make = partial(ours, max_total_size=BUDGET, cost="sum")
-    compare(samples, make, works(by_budget), targets)
+    limited = "batches under a budget (SizeAwareBatchSampler as base)"
+    compare(title + limited, samples, make, works(by_budget), targets)
 
 
 def size_aware_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
@@ -136,9 +140,9 @@ def size_aware_epoch(sizes: torch.Tensor, bionemo: Any) -> None:
         "bionemo, a function that looks into the list": theirs(samples, looking_up),
         by_tensor: theirs(few, lambda: sizes.__getitem__),
     }
-    print(f"SizeAwareBatchSampler over a tensor of sizes, {samples:,} samples in order")
     progress("samples in order")
     compare(
+        f"SizeAwareBatchSampler over a tensor of sizes, {samples:,} samples in order",
         samples,
         partial(data.SizeAwareBatchSampler, range(samples), sizes, BUDGET, cost="sum"),
         works if bionemo else {},
@@ -175,7 +179,7 @@ def packed_epoch(sizes: torch.Tensor) -> None:
         "global": {"window": None},
         "global, shuffled": {"window": None, "shuffle": True},
     }
-    print(f"PackedBatchSampler, {samples:,} samples: plan()")
+    table = Table(f"PackedBatchSampler, {samples:,} samples: plan()")
     works: dict[str, Work] = {
         name: lambda chosen=options: made(**chosen).plan()  # type: ignore[misc]
         for name, options in cases.items()
@@ -189,14 +193,14 @@ def packed_epoch(sizes: torch.Tensor) -> None:
             fill = f"fill {made(**cases[name]).report().fill:.3%}"
             target = "target ≥ 10 M/s, fill ≥ 99.7 %"
             target = "target ≥ 4 M/s" if name.startswith("global") else target
-        row(name, rate(samples, seconds), fill, target)
+        table.row(name, rate(samples, seconds), fill, target)
     if samples > MILLION:
         return
     few = samples // 5
     numbers = sizes[:few].tolist()
     seconds = cpu_median(lambda: best_fit_in_python(numbers), 3)
     fill = f"fill {sum(numbers) / (len(best_fit_in_python(numbers)) * BUDGET):.3%}"
-    row(f"the same in Python with bisect, {few:,} samples", rate(few, seconds), fill)
+    table.row(f"the same in Python with bisect, {few:,} samples", rate(few, seconds), fill)
 
 
 # ---- the first batch, and one in the middle ------------------------------------------------------
@@ -219,18 +223,18 @@ def samplers(sizes: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 def first_batch(sizes: torch.Tensor, bionemo: Any) -> None:
     kinds = samplers(sizes)
-    print(f"First batch, {len(sizes):,} samples, making the sampler included")
+    table = Table(f"First batch, {len(sizes):,} samples, making the sampler included")
     progress("first batch")
     if bionemo:
         made = partial(bionemo_buckets, bionemo, sizes, *buckets_of(sizes))
         seconds = cpu_median(lambda: next(iter(made())), 2)
-        row("bionemo BucketBatchSampler", milliseconds(seconds))
+        table.row("bionemo BucketBatchSampler", milliseconds(seconds))
     for name, make in kinds.items():
         whole = cpu_median(lambda make=make: make().plan(), ROUNDS)
         parts = {"first": lambda make=make: next(iter(make())), "made": make}
         times = cpu_medians(parts, 15)
-        row(f"{name}: whole plan", milliseconds(whole), "", "target ≤ 300 ms")
-        row(
+        table.row(f"{name}: whole plan", milliseconds(whole), "", "target ≤ 300 ms")
+        table.row(
             f"{name}: streaming",
             milliseconds(times["first"]),
             f"{milliseconds(times['made'])} to make it",
@@ -240,14 +244,16 @@ def first_batch(sizes: torch.Tensor, bionemo: Any) -> None:
     seconds = cpu_median(
         lambda: next(data.size_aware_batching(numbers, lambda size: size, BUDGET, cost="sum")), 15
     )
-    row("size_aware_batching over an endless iterator", milliseconds(seconds), "", "target ≤ 10 ms")
+    name = "size_aware_batching over an endless iterator"
+    table.row(name, milliseconds(seconds), "", "target ≤ 10 ms")
 
 
 def resume(sizes: torch.Tensor, bionemo: Any) -> None:
     kinds = samplers(sizes)
     packed = partial(data.PackedBatchSampler, sizes, BUDGET, cost="sum", window=None)
     kinds["PackedBatchSampler, global"] = packed
-    print(f"Resume in the middle of {len(sizes):,} samples: load_state_dict and the next batch")
+    middle_of = f"Resume in the middle of {len(sizes):,} samples"
+    table = Table(f"{middle_of}: load_state_dict and the next batch")
     if bionemo:
         numbers = sizes.tolist()
         middle = len(kinds["SizeAwareBatchSampler"]()) // 2
@@ -259,7 +265,7 @@ def resume(sizes: torch.Tensor, bionemo: Any) -> None:
 
         progress("replay")
         seconds = cpu_median(replay, 2)
-        row("bionemo SizeAwareBatchSampler, replayed", milliseconds(seconds))
+        table.row("bionemo SizeAwareBatchSampler, replayed", milliseconds(seconds))
         del numbers
     for name, make in kinds.items():
         progress(f"resume: {name}")
@@ -283,7 +289,7 @@ def resume(sizes: torch.Tensor, bionemo: Any) -> None:
             },
             3 if is_global else 15,
         )
-        row(
+        table.row(
             name,
             milliseconds(times["loaded"]),
             f"{milliseconds(times['made'])} with a new one",
@@ -295,7 +301,7 @@ def resume(sizes: torch.Tensor, bionemo: Any) -> None:
 
 
 def balanced(sizes: torch.Tensor) -> None:
-    print("balance(): lists of indices, items per second")
+    table = Table("balance(): lists of indices, items per second")
     for kind, costs in {"lengths": sizes, "real costs": data.flops(sizes).sqrt()}.items():
         for items, parts, equal in itertools.product(
             (1024, 16384, MILLION), (8, 64), (False, True)
@@ -303,7 +309,7 @@ def balanced(sizes: torch.Tensor) -> None:
             some = costs[:items]
             run = partial(data.balance, some, parts, equal)
             loads = [float(some[part].sum()) for part in run()]
-            row(
+            table.row(
                 f"{items:,} {kind} in {parts} parts{', equal counts' if equal else ''}",
                 rate(items, cpu_median(run, 3, calls=max(1, 65536 // items))),
                 f"imbalance {max(loads) / (sum(loads) / parts) - 1:.0e}",

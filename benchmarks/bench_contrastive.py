@@ -25,7 +25,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import progress, row, synchronize
+from harness import progress, synchronize
+from results import Panel, Table
 from torch.nn.functional import cross_entropy, normalize
 from transformers import CLIPConfig, CLIPModel
 
@@ -214,7 +215,15 @@ def main() -> None:
     chunk = options.chunk or (512 if work.on_gpu else 32)
     budget = int((options.budget or (10 if work.on_gpu else 0.15)) * GIB)
     name = "ViT-B/32" if work.on_gpu else "a tiny CLIP"
-    print(f"{name} on {work.device}, {pairs:,} pairs, {budget / GIB:g} GiB, chunks of {chunk}")
+    timed, needed = "time of a step, s", "peak, GiB"
+    table = Table(
+        f"{name}, {pairs:,} pairs, a budget of {budget / GIB:g} GiB",
+        ("method", "parts", timed, needed, "loss", "of brim's"),
+        device=work.device,
+        width=42,
+        column=24,
+        panels=[Panel(timed, [timed]), Panel(needed, [needed])],
+    )
 
     brim_step = brim.Microbatches(encode=work.encoders, loss=work.loss, model=work.model)
 
@@ -234,7 +243,8 @@ def main() -> None:
     batch = work.batch(pairs)
     progress(f"the first step, after {time.perf_counter() - begun:.0f} s")
     first, first_peak, _ = measured(work, ours, batch)
-    row("brim.Microbatches, first of this length", f"{first:.2f} s", f"{first_peak / GIB:.2f} GiB")
+    begun_with = "brim.Microbatches, first of this length"
+    table.row(begun_with, "", f"{first:.2f}", f"{first_peak / GIB:.2f}")
     times: dict[str, list[float]] = {each: [] for each in steps}
     peaks: dict[str, int] = dict.fromkeys(steps, 0)
     losses: dict[str, float] = {}
@@ -252,16 +262,17 @@ def main() -> None:
             peaks[each] = max(peaks[each], peak)
     best = min(times["brim.Microbatches"])
     for each, seconds in times.items():
+        parts = str(brim_step.size if each == "brim.Microbatches" else chunk)
         if not seconds:
-            row(each, "out of memory")
+            table.row(each, parts, "out of memory")
             continue
-        ratios = (
-            f"{min(seconds) / best:.2f}× time, {peaks[each] / peaks['brim.Microbatches']:.2f}× peak"
+        peak, own = peaks[each], peaks["brim.Microbatches"]
+        table.row(
+            *(each, parts, f"{min(seconds):.2f}", f"{peak / GIB:.2f}", f"{losses[each]:.4f}"),
+            f"{min(seconds) / best:.2f}× time, {peak / own:.2f}× peak",
         )
-        note = f"{peaks[each] / GIB:.2f} GiB, loss {losses[each]:.4f}"
-        row(each, f"{min(seconds):.2f} s", note, f"  {ratios}")
     inside = "within" if peaks["brim.Microbatches"] <= budget else "OVER"
-    print(f"  brim: parts of {brim_step.size:,}, {inside} the budget of {budget / GIB:g} GiB")
+    print(f"  brim: {inside} the budget of {budget / GIB:g} GiB")
     print(f"  gradients of {len(few['text']):,} pairs differ from GradCache's by {apart:.1e}")
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import rank_agreement
 import torch
-from harness import medians, milliseconds, row
+from harness import medians, milliseconds
+from results import Table
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -32,7 +33,7 @@ def cnn() -> nn.Module:
 
 
 def microbatches(
-    name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], rounds: int
+    table: Table, name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], rounds: int
 ) -> None:
     """A batch of 256 in parts of 64, by hand and by brim."""
     model = make()
@@ -60,8 +61,8 @@ def microbatches(
     works = {"by hand": by_hand, "brim": by_brim}
     times = medians(works, rounds, warmup=3, clock=time.process_time)
     ratio = times["brim"] / times["by hand"]
-    row(f"{name}, by hand", milliseconds(times["by hand"]))
-    row(
+    table.row(f"{name}, by hand", milliseconds(times["by hand"]))
+    table.row(
         f"{name}, brim.Microbatches",
         milliseconds(times["brim"]),
         f"{ratio:.3f} ×",
@@ -72,9 +73,9 @@ def microbatches(
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print("A training step of 256 items in 4 parts of 64")
-    microbatches("MLP", mlp, (64,), 301)
-    microbatches("CNN", cnn, (3, 32, 32), 31)
+    table = Table("A training step of 256 items in 4 parts of 64")
+    microbatches(table, "MLP", mlp, (64,), 301)
+    microbatches(table, "CNN", cnn, (3, 32, 32), 31)
     rank_agreement.start()
 
 

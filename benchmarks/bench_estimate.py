@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from estimate_steps import STEPS, Step, make_step
-from harness import cells_in_line
+from results import Table
 
 import brim
 from brim._state.reach import Reachable
@@ -105,25 +105,29 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("bench_estimate.py measures on a GPU, and there is none: skipped")
         return
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}\n")
     every = "--mem-tracker" in sys.argv
     words = [word for word in sys.argv[1:] if word != "--mem-tracker"]
     chosen = [name for name in STEPS if not words or any(word in name for word in words)]
     # cuBLAS's workspaces exist from here on, in every measurement alike.
     x = torch.ones(64, 64, device="cuda", requires_grad=True)
     (x @ x).sum().backward()
-    cells_in_line(["step", "allocated", "estimate", "reserved", "estimate", "", "MemTracker"], 45)
+    table = Table(
+        "Peaks of training steps in MiB, and what was foreseen",
+        ("step", "allocated", "foreseen", "reserved", "estimate", "took", "MemTracker", "it took"),
+        device="cuda",
+        width=45,
+    )
     errors: dict[str, list[float]] = {"allocated": [], "reserved": [], "MemTracker": []}
     for name in chosen:
         try:
-            cells_in_line(compare(name, every or name in TRACKED, errors), 45)
+            table.row(*compare(name, every or name in TRACKED, errors))
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-    print()
+    table = Table("Errors of what was foreseen", ("of", "median", "worst"), device="cuda", width=45)
     for figure, found in errors.items():
         shares = sorted(map(abs, found))
         if shares:
-            print(f"{figure}: median {statistics.median(shares):.2%}, worst {shares[-1]:.2%}")
+            table.row(figure, f"{statistics.median(shares):.2%}", f"{shares[-1]:.2%}")
 
 
 if __name__ == "__main__":

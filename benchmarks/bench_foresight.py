@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from adaptive_works import MIB, WORKS, Run, largest_that_fits
-from harness import Adaptive, adaptive_peers, cells_in_line, install_peers, progress
+from harness import Adaptive, adaptive_peers, install_peers, progress
+from results import Table
 
 import brim
 
@@ -103,11 +104,13 @@ def main() -> None:
     brim.install_cpu_allocator()
     devices = [("cpu", 64)] + [("cuda", 512)] * torch.cuda.is_available()
     for device, budget in devices:
-        print(
+        found = rows(torch.device(device), budget)
+        title = (
             f"Failed attempts of the first call and the size used, on {device} under {budget} MiB"
         )
-        for row in rows(torch.device(device), budget):
-            cells_in_line(row, 26)
+        table = Table(title, next(found), device=device, width=26)
+        for cells in found:
+            table.row(*cells)
 
 
 if __name__ == "__main__":

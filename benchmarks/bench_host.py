@@ -22,13 +22,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from harness import Work, medians
+from results import Panel, Table
 from torch import nn
 
 import brim
-from brim._table import Table
 
 WAYS: Mapping[str, str | None] = {
-    "plain": None,
+    "brim": None,
     "cheap": "cheap",
     "products": "products",
     "auto": "auto",
@@ -206,12 +206,13 @@ def main() -> None:
         for name in names:
             profile(name, options.profile)
         return
-    rows = []
+    title = "Host time of forward and backward, of torch's"
+    panels = [Panel("time, of torch's", list(WAYS), baseline=1)]
+    table = Table(title, ("network", "torch, µs", *WAYS), width=22, panels=panels)
     for name in names:
         times = medians(steps(name), options.rounds, calls=10, warmup=3, clock=time.process_time)
         ratios = [f"{times[way] / times['torch']:.2f}" for way in WAYS]
-        rows.append([name, f"{times['torch'] * 1e6:.0f}", *ratios])
-    print(Table(["network", "torch, µs", *WAYS], rows))
+        table.row(name, f"{times['torch'] * 1e6:.0f}", *ratios)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 // What the memory core costs: an allocation over torch's stock allocator, a meter, a budget, a
-// classification. Prints nanoseconds per call, then for each size the ratio to at::empty with the
-// stock allocator and nanoseconds over it.
+// classification.
 //
 //     ./dev bench memory
 #include <ATen/core/Tensor.h>
@@ -13,7 +12,6 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
-#include <cstdio>
 #include <limits>
 #include <stdexcept>
 
@@ -22,7 +20,9 @@
 namespace {
 
 using brim::bench::Case;
+using brim::bench::nanoseconds;
 using brim::bench::repeated;
+using brim::bench::Table;
 
 constexpr int kCalls = 2000;
 constexpr int kRounds = 301;
@@ -52,10 +52,10 @@ Case empty(const std::string& name, std::int64_t bytes) {
           }};
 }
 
-std::vector<double> print_medians(const std::vector<Case>& cases) {
+std::vector<double> print_medians(const Table& table, const std::vector<Case>& cases) {
   const std::vector<double> times = brim::bench::medians(cases, kRounds, kCalls);
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    std::printf("%-32s %9.1f ns\n", cases[i].name.c_str(), times[i]);
+    table.row(cases[i].name, nanoseconds(times[i]));
   }
   return times;
 }
@@ -70,27 +70,28 @@ int main() {
       "79.10 GiB of which 1.50 GiB is free.");
   static const std::runtime_error other(
       "The size of tensor a (3) must match the size of tensor b (4) at dimension 0");
-  std::printf("at::empty and free, stock and brim in turns, medians of %d batches:\n", kRounds);
+  const Table table("The memory core in C++, per call", "cpu");
   // Each size by itself: what 1 MiB costs depends on what else the heap was used for.
   for (const std::int64_t bytes : {64, 4 << 10, 1 << 20}) {
     const std::vector<double> times = print_medians(
-        {empty<StockAllocator>("empty_stock", bytes), empty<Plain>("empty_brim", bytes)});
-    std::printf("%9lld B   stock %7.1f ns   brim %7.1f ns   ratio %.3f   over %6.1f ns\n",
-                static_cast<long long>(bytes), times[0], times[1], times[1] / times[0],
-                times[1] - times[0]);
+        table, {empty<StockAllocator>("empty_stock", bytes), empty<Plain>("empty_brim", bytes)});
+    table.row("empty_brim over empty_stock/" + std::to_string(bytes),
+              nanoseconds(times[1] - times[0]));
   }
-  std::printf("\n");
-  print_medians({
-      empty<BudgetAndMeter>("empty_brim_under_budget", 64),
-      empty<Injector>("empty_brim_with_injector", 64),
-      repeated("peak_meter",
-               [](int) {
-                 brim::PeakMeter meter(at::kCPU);
-                 meter.close();
-               }),
-      repeated("budget", [](int) { const brim::Budget limit(std::int64_t{1} << 33, at::kCPU); }),
-      repeated("classify_out_of_memory", [](int) { (void)brim::classify(out_of_memory); }),
-      repeated("classify_other_error", [](int) { (void)brim::classify(other); }),
-  });
+  print_medians(
+      table,
+      {
+          empty<BudgetAndMeter>("empty_brim_under_budget", 64),
+          empty<Injector>("empty_brim_with_injector", 64),
+          repeated("peak_meter",
+                   [](int) {
+                     brim::PeakMeter meter(at::kCPU);
+                     meter.close();
+                   }),
+          repeated("budget",
+                   [](int) { const brim::Budget limit(std::int64_t{1} << 33, at::kCPU); }),
+          repeated("classify_out_of_memory", [](int) { (void)brim::classify(out_of_memory); }),
+          repeated("classify_other_error", [](int) { (void)brim::classify(other); }),
+      });
   return 0;
 }

@@ -9,6 +9,7 @@ import contextlib
 
 import torch
 from harness import Work, medians
+from results import Table
 
 import brim
 
@@ -66,9 +67,9 @@ def main() -> None:
             "is_out_of_memory, another error": classify,
         }
     )
-    print(f"{'median ns per call':<40}{'ns':>8}")
+    table = Table("The memory core from Python")
     for name, seconds in rows.items():
-        print(f"{name:<40}{seconds * 1e9:>8.0f}")
+        table.row(name, f"{seconds * 1e9:.0f} ns")
 
 
 if __name__ == "__main__":

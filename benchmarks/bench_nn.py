@@ -34,10 +34,11 @@ from harness import Work, medians, progress, synchronize
 from nn_models import MODELS, QUICK, ROWS, USUAL, Case, Forward, Setting
 from nn_plot import plot
 from nn_ways import BUDGETS, WAYS, NotThereError, with_budget
+from results import Panel, Table
 from torch import nn
 
 import brim
-from brim._table import Table
+import brim._table
 
 MIB = 1 << 20
 PLOTS = Path(__file__).resolve().parent.parent / "build" / "nn_plots"
@@ -106,8 +107,8 @@ def compare(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures |
     return found
 
 
-def table(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
-    """Print one row's table; returns its figures."""
+def figures_of(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
+    """Print the figures of each way; returns them."""
     found = compare(case, [way for way in ways if way not in BUDGETS], device)
     for way in ways:
         if way in BUDGETS:  # by itself: code that is compiled for another budget is dropped
@@ -124,13 +125,14 @@ def table(case: Case, ways: Sequence[str], device: str) -> dict[str, Figures]:
             cells += [f"{own / MIB:.1f}", f"{own / of:.3f}"]
         lines.append([*cells, f"{each.seconds * 1e3:.2f}", f"{each.seconds / first.seconds:.3f}"])
     head = ["way", "kept MiB", "ratio", "peak MiB", "ratio", "ms", "ratio"]
-    print(Table(head, lines), flush=True)
+    print(brim._table.Table(head, lines), flush=True)
     return figures
 
 
 def run_row(
     row: tuple[str, str, str], device: str, ways: Sequence[str], scale: int, plots: Path
-) -> None:
+) -> list[str]:
+    """Print what one row shows; returns its cells in the table of all, or none."""
     name = ", ".join(row) + (f", {scale} times the batch" if scale > 1 else "")
     model, training, precision = row
     print(f"\n{name}, on {device}", flush=True)
@@ -138,8 +140,8 @@ def run_row(
         case = MODELS[model].build(Setting(device, training, precision, scale))
     except ImportError as error:
         print(f"    left out: {error}")
-        return
-    found = table(case, ways, device)
+        return []
+    found = figures_of(case, ways, device)
     points = {way: (each.seconds * 1e3, each.peak / MIB) for way, each in found.items()}
     if points:
         path = plot(f"{name}, {device}", points, plots)
@@ -148,6 +150,19 @@ def run_row(
     del case
     gc.collect()
     brim.release_cached(device)
+    if "torch" not in found:
+        return []
+    first = found["torch"]
+    return [
+        name,
+        f"{first.kept / MIB:.0f} ({first.peak / MIB:.0f})",
+        *(in_short(found[way], first) if way in found else "-" for way in ways[1:]),
+    ]
+
+
+def in_short(own: Figures, of: Figures) -> str:
+    ratios = (own.kept / of.kept, own.peak / of.peak, own.seconds / of.seconds)
+    return " / ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 # -- Host time --------------------------------------------------------------------------------
@@ -178,9 +193,11 @@ LAYERS: tuple[tuple[Callable[[], nn.Module], tuple[int, ...]], ...] = (
 
 
 def host_times(device: str) -> None:
-    print(f"\nhost time of forward + backward on a tiny tensor, on {device} (µs, medians)")
-    head = ["layer", "torch.nn", "brim.nn", "ratio", "frozen: torch", "brim", "ratio"]
-    print(Table(head, list(host_time_rows(device))), flush=True)
+    head = ["layer", "torch.nn", "brim.nn", "ratio", "frozen: torch", "frozen: brim", "its ratio"]
+    title = "Host time of forward and backward on a tiny tensor (µs, medians)"
+    table = Table(title, head, device=device, width=20)
+    for cells in host_time_rows(device):
+        table.row(*cells)
 
 
 def host_time_rows(device: str) -> Iterator[list[str]]:
@@ -267,9 +284,23 @@ def main() -> None:
     rows = chosen_rows(options)
     if not rows:
         raise SystemExit(f"no row matches {options.rows}: --list prints all")
+    found = []
     for place, row in enumerate(rows):
         progress(f"row {place + 1} of {len(rows)}")
-        run_row(row, device, ways, options.scale, options.plots)
+        found.append(run_row(row, device, ways, options.scale, options.plots))
+    print()
+    parts = ("kept", "peak", "time")
+    panels = [Panel(f"{part}, of torch's", ways[1:], i, 1) for i, part in enumerate(parts)]
+    table = Table(
+        f"{' / '.join(parts)}, of torch's",
+        ("network", "torch MiB (peak)", *ways[1:]),
+        device=device,
+        width=36,
+        column=20,
+        panels=panels,
+    )
+    for cells in filter(None, found):
+        table.row(*cells)
     if not options.rows and not options.quick:
         host_times(device)
 

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Work, medians, milliseconds, peer, progress, row
+from harness import Work, medians, milliseconds, peer, progress
+from results import Table
 
 from brim import data
 
@@ -56,14 +57,14 @@ def collating(kind: str, samples: list[Any], lengths: list[int], flatten: Any) -
         data.PackedCollator("megatron", document_multiple=16)
     )
     works["brim, with a BlockMask"] = every(data.PackedCollator("flex"))
-    print(f"documents as {kind}, {ROWS} rows of {BUDGET:,} tokens")
+    table = Table(f"documents as {kind}, {ROWS} rows of {BUDGET:,} tokens")
     progress(kind)
     times = cpu_medians(works, 5)
     for name, seconds in times.items():
         note = f"{milliseconds(seconds / len(batches))} a row"
         if flatten is not None and name.startswith("brim"):
             note += f", {times[next(iter(times))] / seconds:.1f}×"
-        row(name, f"{tokens / seconds / 1e6:.1f} M tokens/s", note)
+        table.row(name, f"{tokens / seconds / 1e6:.1f} M tokens/s", note)
 
 
 def masking(samples: list[torch.Tensor], lengths: list[int]) -> None:
@@ -79,15 +80,16 @@ def masking(samples: list[torch.Tensor], lengths: list[int]) -> None:
         ),
         "brim, PackedCollator('flex')": lambda: data.PackedCollator("flex")(batch),
     }
-    print(f"a BlockMask of a row of {size:,} tokens")
+    table = Table(f"a BlockMask of a row of {size:,} tokens")
     progress("masks")
     for name, seconds in cpu_medians(works, 3).items():
-        row(name, milliseconds(seconds))
+        table.row(name, milliseconds(seconds))
 
 
 def streaming(samples: list[list[int]]) -> None:
     tokens = sum(map(len, samples))
-    print(f"pack_stream of {len(samples):,} documents, collated, {tokens / 1e6:.1f} M tokens")
+    title = f"pack_stream of {len(samples):,} documents, collated, {tokens / 1e6:.1f} M tokens"
+    table = Table(title)
     works: dict[str, Work] = {}
     for name, options in {
         "rows of 16,384": {},
@@ -97,7 +99,7 @@ def streaming(samples: list[list[int]]) -> None:
         stream = partial(data.pack_stream, samples, budget, collate_fn=data.PackedCollator())
         works[name] = lambda make=stream, options=options: list(make(**options))  # type: ignore[misc]
     for name, seconds in cpu_medians(works, 3).items():
-        row(name, f"{tokens / seconds / 1e6:.1f} M tokens/s")
+        table.row(name, f"{tokens / seconds / 1e6:.1f} M tokens/s")
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import row
+from results import Table
 
 import brim
 from brim.data import PackedBatchSampler, SizeAwareBatchSampler
@@ -38,7 +38,7 @@ def by_cost() -> None:
         "images": ("padded_product", networks.shapes_of_images(generator, SAMPLES, 800)),
         "alignments": ("padded_product", networks.shapes_of_alignments(generator, SAMPLES, 2.5)),
     }
-    print(f"{SAMPLES:,} samples, a budget of {PER_BATCH} samples of the mean cost")
+    table = Table(f"{SAMPLES:,} samples, a budget of {PER_BATCH} samples of the mean cost")
     for kind, (cost, sizes) in kinds.items():
         own = (sizes.sum(1) if cost == "padded" else sizes.prod(1)).double()
         budget = int(PER_BATCH * own.mean())
@@ -49,7 +49,7 @@ def by_cost() -> None:
         seconds = time.process_time() - begin
         for name, sampler in {"sorted by cost": before, "PackedBatchSampler": packed}.items():
             report = sampler.report()
-            row(
+            table.row(
                 f"{kind}, {name}",
                 f"{report.batches} batches",
                 f"fill {report.fill:.3f}, useful {1 - report.padding:.3f}",
@@ -75,7 +75,10 @@ def fitted_fill(program: Any, sizes: torch.Tensor) -> tuple[float, float]:
 
 
 def by_peak(programs: int) -> None:
-    print(f"{programs} random networks under 2 to 8 MiB: mean share of the budget, and the largest")
+    title = (
+        f"{programs} random networks under 2 to 8 MiB: mean share of the budget, and the largest"
+    )
+    table = Table(title)
     fills: dict[str, list[tuple[float, float]]] = {}
     for seed in range(programs):
         program = networks.Program(seed, samples=500)
@@ -85,7 +88,7 @@ def by_peak(programs: int) -> None:
             fills.setdefault(program.kind, []).append(fitted_fill(program, program.sizes))
     for kind, each in fills.items():
         mean, most = torch.tensor(each).T
-        row(kind, f"{mean.mean():.3f}", f"largest {most.max():.3f}")
+        table.row(kind, f"{mean.mean():.3f}", f"largest {most.max():.3f}")
 
 
 def main() -> None:

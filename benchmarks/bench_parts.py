@@ -16,7 +16,8 @@ import gc
 from collections.abc import Callable
 
 import torch
-from harness import cells_in_line, medians
+from harness import medians
+from results import Table
 from torch import Tensor, nn
 
 import brim
@@ -73,7 +74,7 @@ class Trained:
         return now.dropped + now.foreseen - before.dropped - before.foreseen
 
 
-def run_row(name: str, rounds: int, width: int) -> None:
+def run_row(name: str, rounds: int, table: Table) -> None:
     count, features, items, tokens, share = SETTINGS[name]
     trained = Trained(layers(count, features), torch.randn(items, tokens, features))
     brim.convert(trained.model, recompute="auto")
@@ -101,7 +102,7 @@ def run_row(name: str, rounds: int, width: int) -> None:
     cells = [f"{share}", f"{times['whole'] * 1e3:.1f} ({whole})"]
     cells += [f"{times['parts'] * 1e3:.1f} ({parts})"]
     cells += [f"{times['chosen'] * 1e3:.1f} ({-(-items // chosen.size)})"]
-    cells_in_line([name, *cells], width)
+    table.row(name, *cells)
 
 
 def main() -> None:
@@ -110,11 +111,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=20, help="steps that are timed (default 20)")
     rounds = parser.parse_args().rounds
-    width = 24
-    print("Milliseconds of a step; in brackets values given up, or parts.")
-    cells_in_line(["network", "of the peak", "whole", "parts", "Microbatches"], width)
+    table = Table(
+        "Milliseconds of a step; in brackets values given up, or parts",
+        ("network", "of the peak", "whole", "parts", "Microbatches"),
+        width=24,
+    )
     for name in SETTINGS:
-        run_row(name, rounds, width)
+        run_row(name, rounds, table)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from results import Table
 from torch import nn
 
 import brim
@@ -80,7 +81,7 @@ def sum_over_samples(model: brim.MemoryModel) -> Callable[[int, int], float]:
     return lambda n, length: n * float(parabola.predict(length))
 
 
-def row(name: str, step: Step, ns: list[int], sizes: list[int], most: int, device: str) -> None:
+def cells(step: Step, ns: list[int], sizes: list[int], most: int, device: str) -> list[str]:
     begin = time.perf_counter()
     candidates = [(n, size) for n in ns for size in sizes if n * size <= most]
     model = brim.MemoryModel.probe(step, candidates, device, restore=False)
@@ -88,30 +89,31 @@ def row(name: str, step: Step, ns: list[int], sizes: list[int], most: int, devic
     seen = {(int(sample.n), int(sample.length)) for sample in model.samples}
     shapes = held_out(ns, sizes, most, seen, 40)
     peaks = brim.collect_peaks(lambda shape: step(*shape), shapes, device).peaks
-    cells = f"{name:<34}{len(model.samples):>7}{seconds:>9.1f} s"
+    cells = [str(len(model.samples)), f"{seconds:.1f} s"]
     for predict in (model.peak, sum_over_samples(model)):
         errors = [abs(predict(*s) / peak - 1) for s, peak in zip(shapes, peaks, strict=True)]
-        cells += f"{statistics.median(errors):>10.1%}{max(errors):>9.1%}"
+        cells += [f"{statistics.median(errors):.1%}", f"{max(errors):.1%}"]
     safe = sum(model.safe_peak(*s) >= peak for s, peak in zip(shapes, peaks, strict=True))
-    print(f"{cells}{model.margin:>9.1%}{safe:>7} of {len(shapes)}", flush=True)
+    return [*cells, f"{model.margin:.1%}", f"{safe} of {len(shapes)}"]
 
 
 def main() -> None:
     torch.manual_seed(0)
-    print(f"{'':<34}{'':>7}{'':>11}{'brim.MemoryModel':>19}{'sum over samples':>19}")
-    head = f"{'training step':<34}{'probes':>7}{'took':>11}{'median':>10}{'worst':>9}"
-    print(f"{head}{'median':>10}{'worst':>9}{'margin':>9}{'within it':>12}")
+    head = ["training step", "probes", "took", "median", "worst", "sum's median", "sum's worst"]
+    head += ["margin", "within it"]
+    title = "Error of brim.MemoryModel, and of a sum over samples, on shapes that were not measured"
     ns = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
     lengths = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
     sides = [32, 40, 48, 64, 96, 128]
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         longest, widest = (512, 128) if device == "cuda" else (128, 48)
+        table = Table(title, head, device=device, width=34)
         for optimize in (False, True):
             kind = f"{device}, {'AdamW' if optimize else 'no optimizer'}"
             step = transformer(device, optimize)
-            row(f"transformer, {kind}", step, ns, lengths, 64 * longest, device)
+            table.row(f"transformer, {kind}", *cells(step, ns, lengths, 64 * longest, device))
             step = cnn(device, optimize)
-            row(f"small CNN, {kind}", step, ns[3:], sides, 64 * widest, device)
+            table.row(f"small CNN, {kind}", *cells(step, ns[3:], sides, 64 * widest, device))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from harness import cells_in_line, network_options, synchronize
+from harness import network_options, synchronize
 from nn_models import MODELS, Case, Setting, torchvision_model
 from nn_ways import (
     BUDGETS,
@@ -41,6 +41,7 @@ from nn_ways import (
     with_budget,
 )
 from pressure_lengths import run_lengths
+from results import Panel, Table
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -142,7 +143,9 @@ def fastest(times: Mapping[str, float], unit: float) -> str:
 def cell(ours: float | None, fitting: Mapping[str, float], unit: float, compiles: bool) -> str:
     """The time of "auto", None where it fails, beside the other ways that fit."""
     eager = {way: time for way, time in fitting.items() if way not in COMPILED}
-    text = f"{'-' if ours is None else f'{ours / unit:.2f}'} / {fastest(eager, unit)}"
+    ahead = ours is not None and all(ours < theirs for theirs in eager.values())
+    text = "-" if ours is None else f"{'**' * ahead}{ours / unit:.2f}{'**' * ahead}"
+    text += f" / {fastest(eager, unit)}"
     if compiles:
         others = {way: time for way, time in fitting.items() if way in COMPILED}
         wins = bool(others) and (ours is None or min(others.values()) < ours)
@@ -150,13 +153,7 @@ def cell(ours: float | None, fitting: Mapping[str, float], unit: float, compiles
     return text
 
 
-def print_row(cells: Sequence[str], options: argparse.Namespace) -> None:
-    """The cells of shares are wider than the first four."""
-    shares = [each.rjust(44 if options.compile else 26) for each in cells[4:]]
-    cells_in_line([*cells[:4], *shares], 20)
-
-
-def run_row(name: str, options: argparse.Namespace) -> None:
+def run_row(name: str, options: argparse.Namespace) -> list[str]:
     make, precision = NETWORKS[name]
     device, rounds = options.device, options.rounds
     torch.manual_seed(0)
@@ -205,7 +202,7 @@ def run_row(name: str, options: argparse.Namespace) -> None:
         else:
             fitting = {way: times[way] for way in times if peaks.get(way, limit + 1) <= limit}
             cells.append(cell(times.get("auto"), fitting, unit, options.compile))
-    print_row([f"{name}, {precision}", *cells], options)
+    return [f"{name}, {precision}", *cells]
 
 
 def more_options(parser: argparse.ArgumentParser) -> None:
@@ -231,11 +228,21 @@ def main() -> None:
     if options.lengths is not None:
         run_lengths(options.device, options.lengths, options.layers, options.seconds)
         return
-    print_row(
-        ["network", "torch, ms", "peak, MiB", "no limit", *map(str, options.budgets)], options
+    shares = list(map(str, options.budgets))
+    batch = f", {options.scale:g} times the usual batch" * (options.scale != 1)
+    table = Table(
+        f"Time of a settled step under a budget, of torch's: auto / the fastest other way{batch}",
+        ("network", "torch, ms", "peak, MiB", "no limit", *shares),
+        device=options.device,
+        width=20,
+        column=44 if options.compile else 26,
+        panels=[
+            Panel("time, of torch's: auto", shares, 0, 1),
+            Panel("time, of torch's: the fastest other way", shares, 1, 1),
+        ],
     )
     for name in options.networks:
-        run_row(name, options)
+        table.row(*run_row(name, options))
         gc.collect()
         brim.release_cached(options.device)
 

@@ -23,11 +23,9 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
 from harness import progress
 from programs import MULTIPLIERS, PROGRAMS, Case, prepare, run_guarded, seed_of
-
-import brim
+from results import Table
 
 
 def arguments() -> argparse.Namespace:
@@ -85,10 +83,6 @@ def totals(cases: list[Case]) -> dict[str, float]:
     }
 
 
-def told(cases: list[Case]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in totals(cases).items())
-
-
 def compare(cases: list[Case], file: Path) -> None:
     """Cases that another run judged otherwise."""
     old = {
@@ -111,7 +105,6 @@ def main() -> None:
         return
     begin = time.perf_counter()
     prepare(names)
-    print(f"{len(names)} programs, torch {torch.__version__}, brim {brim.__version__}")
     cases: list[Case] = []
     skipped = 0
     for turn in range(options.turns):
@@ -128,8 +121,10 @@ def main() -> None:
                     print(row(case), flush=True)
     steady = [case for case in cases if not case.varying]
     varying = [case for case in cases if case.varying]
-    print(f"All but varying: {told(steady)}")
-    print(f"Need varies from call to call: {told(varying)}")
+    table = Table(f"{len(names)} programs", ("total", "steady need", "varying need"))
+    of_varying = totals(varying)
+    for name, value in totals(steady).items():
+        table.row(name, f"{value:g}", f"{of_varying[name]:g}" if name in of_varying else "")
     if options.against:
         print(f"Judged otherwise than in {options.against.name}:")
         compare(cases, options.against)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import Table
 
 from brim import data
 
@@ -136,8 +137,8 @@ def main() -> None:
     if arguments.measure:
         print(json.dumps(measure(*json.loads(arguments.measure))))
         return
-    columns = ("n", "sampler", "make", "first", "len", "plan", "resume", "memory", "index")
-    print(("{:>13} {:<18}" + " {:>9}" * 7).format(*columns), flush=True)
+    columns = ("sampler, samples", "make", "first", "len", "plan", "resume", "memory", "index")
+    table = Table("Samplers as rank 700 of 1024, budget 16384", columns, width=34)
     count = int(arguments.least)
     while count <= arguments.n:
         with tempfile.TemporaryDirectory() as folder:
@@ -155,8 +156,7 @@ def main() -> None:
                     ]
                     cells += [f"{found['anonymous']:.0f} MiB", f"{found['index']:.0f} MiB"]
                     label = f"{name}{', shuffled' if shuffle else ''}"
-                    line = f"{count:13,} {label:<18}" + "".join(f" {cell:>9}" for cell in cells)
-                    print(line, flush=True)
+                    table.row(f"{label}, {count:,}", *cells)
         count *= 10
 
 

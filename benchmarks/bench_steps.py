@@ -2,7 +2,7 @@
 
 A step is forward, backward and AdamW's step, at the usual batch size and at a quarter of it, where
 the accelerator waits for the host. Weights are random. Each figure is a ratio to torch's median
-time; the ways take turns. A ratio above its bound is marked with "!".
+time; the ways take turns. A ratio above its bound is marked with "(!)".
 
     ./dev bench steps                       all networks, on the accelerator
     ./dev bench steps -- Swin BART          rows whose name has this in it
@@ -19,20 +19,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from harness import Work, cells_in_line, medians, network_options
+from harness import Work, medians, network_options
 from nn_models import MODELS, Case, Setting, language_model, torchvision_model
+from results import Panel, Table
 from torch import Tensor, nn
 
 import brim
 
 WAYS: Mapping[str, str | None] = {
-    "plain": None,
+    "brim": None,
     "cheap": "cheap",
     "products": "products",
     "auto": "auto",  # without a limit
 }
-BOUNDS = {"plain": 1.02, "cheap": 1.06, "products": 1.12, "auto": 1.03}
-SCALES = {"usual": 1.0, "a quarter": 0.25}
+BOUNDS = {"brim": 1.02, "cheap": 1.06, "products": 1.12, "auto": 1.03}
+SCALES = {"the usual batch": 1.0, "a quarter of the usual batch": 0.25}
 
 # -- Networks --------------------------------------------------------------------------------------
 
@@ -146,29 +147,30 @@ def steps(case: Case) -> dict[str, Work]:
     return {way: work(model) for way, model in models.items()}
 
 
-def run_row(name: str, batch: str, device: str, rounds: int, width: int) -> None:
+def run_row(name: str, scale: float, device: str, rounds: int, table: Table) -> None:
     make, precision = NETWORKS[name]
-    row = f"{name}, {precision}, {batch}"
     torch.manual_seed(0)
     try:
-        case = make(Setting(device, "full", precision, SCALES[batch]))
+        case = make(Setting(device, "full", precision, scale))
         times = medians(steps(case), rounds, calls=2, warmup=2, device=device)
     except Exception:  # the others go on
-        print(f"{row}: failed\n{traceback.format_exc(limit=-3)}", flush=True)
+        print(f"{name}: failed\n{traceback.format_exc(limit=-3)}", flush=True)
         return
     ratios = {way: times[way] / times["torch"] for way in WAYS}
-    cells = [f"{ratio:.2f}{'!' * (ratio > BOUNDS[way])}" for way, ratio in ratios.items()]
-    cells_in_line([row, f"{times['torch'] * 1e3:.1f}", *cells], width)
+    cells = [f"{ratio:.2f}{' (!)' * (ratio > BOUNDS[way])}" for way, ratio in ratios.items()]
+    table.row(f"{name}, {precision}", f"{times['torch'] * 1e3:.1f}", *cells)
 
 
 def main() -> None:
     options = network_options(__doc__, NETWORKS, 12, "turns of each way")
-    width = 38
-    cells_in_line(["network, precision, batch", "torch, ms", *WAYS], width)
+    panels = [Panel("time, of torch's", list(WAYS), baseline=1)]
     begin = time.perf_counter()
-    for batch in SCALES:
+    for batch, scale in SCALES.items():
+        title = f"Time of a training step, of torch's, with {batch}"
+        head = ("network", "torch, ms", *WAYS)
+        table = Table(title, head, device=options.device, width=26, panels=panels)
         for name in options.networks:
-            run_row(name, batch, options.device, options.rounds, width)
+            run_row(name, scale, options.device, options.rounds, table)
             gc.collect()
             brim.release_cached(options.device)
     print(f"{time.perf_counter() - begin:.0f} s in all")

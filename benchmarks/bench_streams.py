@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from bench_batching import BUDGET, MILLION, ROUNDS, protein_sizes, rate
-from harness import Work, medians, milliseconds, progress, row
+from harness import Work, medians, milliseconds, progress
+from results import Table
 
 from brim.data import bucket_stream, even, least_padding_boundaries, mix, pack_stream
 
@@ -74,7 +75,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = protein_sizes(MILLION)
     for heading, works in ways(sizes).items():
-        print(f"{MILLION:,} {heading}")
+        table = Table(f"{MILLION:,} {heading}")
         progress(heading)
         for name, seconds in partial(medians, clock=time.process_time)(works, ROUNDS).items():
             target = (
@@ -82,7 +83,7 @@ def main() -> None:
                 if "blocks" in heading and name.startswith("pack_stream, sum")
                 else ""
             )
-            row(name, rate(MILLION, seconds), milliseconds(seconds), target)
+            table.row(name, rate(MILLION, seconds), milliseconds(seconds), target)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-// Timing for the C++ benchmarks. Cases take turns, so that a slower moment of the machine affects
-// all of them, and each figure is a median.
+// Timing and tables for the C++ benchmarks. Cases take turns, so that a slower moment of the
+// machine affects all of them, and each figure is a median.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <utility>
@@ -46,5 +49,43 @@ inline std::vector<double> medians(const std::vector<Case>& cases, int rounds, i
   }
   return result;
 }
+
+inline std::string nanoseconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f ns", value);
+  return text;
+}
+
+/// Figures under a title: printed, and for `./dev bench --report` written as `results.py` does.
+class Table {
+ public:
+  Table(std::string title, std::string device)
+      : title_(std::move(title)), device_(std::move(device)) {
+    std::printf("%s\n", title_.c_str());
+  }
+
+  void row(const std::string& name, const std::string& value,
+           const std::string& target = "") const {
+    std::printf("  %-46s %12s   %s\n", name.c_str(), value.c_str(), target.c_str());
+    if (const char* file = std::getenv("BRIM_REPORT")) {
+      std::ofstream(file, std::ios::app)
+          << R"({"title": )" << quoted(title_) << R"(, "device": )" << quoted(device_)
+          << R"(, "panels": [], "peers": {}, "cells": {"case": )" << quoted(name)
+          << R"(, "measured": )" << quoted(value) << R"(, "target": )" << quoted(target) << "}}\n";
+    }
+  }
+
+ private:
+  static std::string quoted(const std::string& text) {
+    std::string result = "\"";
+    for (const char each : text) {
+      result += each == '"' || each == '\\' ? std::string{'\\', each} : std::string{each};
+    }
+    return result + '"';
+  }
+
+  std::string title_;
+  std::string device_;
+};
 
 }  // namespace brim::bench

@@ -1,4 +1,4 @@
-"""What all benchmarks share: timing in turns, rows of results, and the libraries beside brim.
+"""What all benchmarks share: timing in turns, and the libraries beside brim.
 
 Works take turns, so that a slower moment of the machine affects all of them, and each figure is a
 median. The libraries come from PyPI and are installed into a folder of their own.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -98,16 +98,7 @@ def median(work: Work, rounds: int, **options: object) -> float:
     return medians({"": work}, rounds, **options)[""]  # type: ignore[arg-type]
 
 
-# ---- results -------------------------------------------------------------------------------------
-
-
-def row(name: str, value: str, note: str = "", target: str = "") -> None:
-    print(f"  {name:<58}{value:>14}   {note:<27}{target}".rstrip(), flush=True)
-
-
-def cells_in_line(cells: Sequence[str], width: int) -> None:
-    """A line of a table whose first column is this wide, printed at once."""
-    print(cells[0].ljust(width) + "".join(cell.rjust(14) for cell in cells[1:]), flush=True)
+# ---- text ----------------------------------------------------------------------------------------
 
 
 def progress(what: str) -> None:

@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from harness import progress, row, synchronize
+from harness import progress, synchronize
+from results import Table
 from torch import Tensor, nn
 
 import brim
@@ -146,7 +147,7 @@ def run_lengths(device: str, steps: int, layers: int, seconds: float) -> None:
     peak = meter.peak
     limit = brim.memory_stats(device).allocated + peak // 2
     name, half = brim.format_bytes(peak), brim.format_bytes(peak // 2)
-    print(f"lengths {shortest} to {longest}: the longest needs {name} beyond weights, limit {half}")
+    progress(f"the longest needs {name} beyond weights, limit {half}")
     chosen = random.Random(0)
     found = Found(works.ours.dtype)
     brim.nn.reset_pressure()
@@ -175,7 +176,8 @@ def run_lengths(device: str, steps: int, layers: int, seconds: float) -> None:
             found.add_check(works.check(length, limit))
             clean(device)
         progress(f"{found.line()}, {max(end - time.perf_counter(), 0):.0f} s left")
-    tell(found)
+    title = f"Steps of {shortest} to {longest} tokens under half of what the longest needs"
+    tell(found, Table(title, device=device))
 
 
 def timed(works: Steps, length: int, within: AbstractContextManager[object]) -> float:
@@ -193,22 +195,22 @@ def clean(device: str) -> None:
     brim.release_cached(device)
 
 
-def tell(found: Found) -> None:
-    row("steps", str(found.steps))
-    row("that ran out of memory", str(found.failures), "", "none")
-    row(
+def tell(found: Found, table: Table) -> None:
+    table.row("steps", str(found.steps))
+    table.row("that ran out of memory", str(found.failures), "", "none")
+    table.row(
         "time, of that without a limit, median",
         f"{statistics.median(found.ratios):.3f}",
         "",
         "1.05",
     )
     if found.long:
-        row("… of lengths in the last quarter", f"{statistics.median(found.long):.3f}")
-    row("gradients compared", str(found.checked))
-    row("… with the bits of those without a limit", str(found.equal))
-    row("… wrong", str(found.wrong), "", "none")
+        table.row("… of lengths in the last quarter", f"{statistics.median(found.long):.3f}")
+    table.row("gradients compared", str(found.checked))
+    table.row("… with the bits of those without a limit", str(found.equal))
+    table.row("… wrong", str(found.wrong), "", "none")
     short, plain, noise = (f"{distance:.1e}" for distance in found.furthest)
-    row("furthest from those without a limit, of its norm", short)
-    row("… from an unconverted copy", plain, f"{found.rounding:g} may be rounding")
-    row("… two runs of that copy", noise, "0: torch is deterministic")
+    table.row("furthest from those without a limit, of its norm", short)
+    table.row("… from an unconverted copy", plain, f"{found.rounding:g} may be rounding")
+    table.row("… two runs of that copy", noise, "0: torch is deterministic")
     print(f"  {brim.nn.pressure()}")

@@ -11,7 +11,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from harness import Work, medians, milliseconds, row
+from harness import Work, medians, milliseconds
+from results import Table
 
 import brim
 
@@ -38,10 +39,12 @@ def call_of_nothing(show: bool) -> None:
     }
     times = medians(works, 31, calls=64, warmup=3)
     if show:
-        print("A call that does nothing, on two ranks of one machine")
+        table = Table("A call that does nothing, on two ranks of one machine")
         reduction = times["a gloo all_reduce of 30 numbers"]
         for name, seconds in times.items():
-            row(name, f"{seconds * 1e6:.1f} µs", f"{seconds / reduction:.2f} × the all_reduce")
+            table.row(
+                name, f"{seconds * 1e6:.1f} µs", f"{seconds / reduction:.2f} × the all_reduce"
+            )
 
 
 def training_step(show: bool) -> None:
@@ -87,9 +90,9 @@ def training_step(show: bool) -> None:
     }
     times = medians(works, 41, calls=4, warmup=3)
     if show:
-        print("A training step with its reduction, on two ranks of one machine")
+        table = Table("A training step with its reduction, on two ranks of one machine")
         for name, seconds in times.items():
-            row(name, milliseconds(seconds), f"{seconds / times['by hand']:.3f} ×")
+            table.row(name, milliseconds(seconds), f"{seconds / times['by hand']:.3f} ×")
 
 
 def main() -> None:

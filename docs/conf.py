@@ -10,12 +10,14 @@ import brim
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS / "pictures"))
 
-import pages  # noqa: E402  what draws the pictures
+import measured  # noqa: E402  what draws the pictures
+import pages  # noqa: E402
 
 GENERATED = DOCS / "_generated"  # not in git: pictures and the stubs of the Python reference
 DOXYGEN = DOCS.parent / "build" / "doxygen"
 
 pages.draw(GENERATED / "pictures")
+measured.draw(GENERATED / "pictures")
 
 project = "brim"
 author = "the authors of brim"
