@@ -9,7 +9,6 @@
 #include <deque>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "fork.h"
 #include "memory/backend.h"
@@ -64,16 +63,18 @@ std::vector<LiveBlock> BlockWatch::blocks() const {
   std::vector<LiveBlock> found = live_->blocks();
   // A caching allocator tells nobody at once what is freed; what it holds now decides.
   if (const auto segments = backend_for(device_).segments(device_)) {
-    std::unordered_set<std::int64_t> held;
+    std::unordered_map<std::int64_t, std::int64_t> held;  // bytes by address
     for (const AllocatorSegment& segment : *segments) {
       for (const auto& block : segment.blocks) {
         if (block.allocated) {
-          held.insert(block.address);
+          held.emplace(block.address, block.size);
         }
       }
     }
     std::erase_if(found, [&](const LiveBlock& block) {
-      return !held.contains(static_cast<std::int64_t>(block.address));
+      const auto now = held.find(static_cast<std::int64_t>(block.address));
+      // Smaller than what was noted: another one has its address now.
+      return now == held.end() || now->second < block.bytes;
     });
   }
   return found;

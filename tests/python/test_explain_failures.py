@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 import brim
+
 from .explained_failures import KINDS, DiagnosedError, failure
 
 
