@@ -109,9 +109,14 @@ def test_a_model_with_a_budget_shows_the_largest_size(model: brim.MemoryModel) -
 
 
 @pytest.mark.parametrize(
-    ("sizes", "scale"), [([64, 128, 256, 1024, 2048, 4096, 8192], "linear"), ([1, 16, 4096], "log")]
+    ("sizes", "scale"),
+    [
+        ([64, 128, 256, 1024, 2048, 4096, 8192], "linear"),
+        ([1, 4, 15, 56, 215, 1050, 4096], "linear"),
+        ([1, 16, 256, 4096], "log"),
+    ],
 )
-def test_sizes_have_a_linear_axis_unless_it_crowds_most_of_them(
+def test_sizes_have_a_linear_axis_if_that_tells_three_of_them_apart(
     sizes: list[int], scale: str
 ) -> None:
     model = brim.MemoryModel().fit(sizes, [1000 * size for size in sizes])

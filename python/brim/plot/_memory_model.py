@@ -91,7 +91,7 @@ def _paint(
             label=f"largest size that surely fits: {chosen}",
         )
     tidy(axes, "Memory against size")
-    if size_axis(axes.xaxis, {*sizes, furthest}, "size"):
+    if size_axis(axes.xaxis, [*sizes, furthest], "size"):
         axes.set_yscale("log", base=2)
         axes.set_ylabel("peak memory")
         bytes_on(axes.yaxis)
@@ -157,8 +157,8 @@ def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
     _samples(axes, model, lambda sample: (sample.length, sample.n))
     tidy(axes, "Memory against samples and length")
     axes.grid(visible=False)
-    size_axis(axes.xaxis, across, "length")
-    size_axis(axes.yaxis, up, "samples")
+    size_axis(axes.xaxis, lengths, "length")
+    size_axis(axes.yaxis, [*counts, highest], "samples")
     axes.set(xlim=(across[0], across[-1]), ylim=(up[0], up[-1]))
     legend_below(axes, columns=2)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from statistics import median
 from typing import Any
 
 from brim.plot._canvas import GREY
 
-_CROWDED = 20  # times what half of the sizes are below: a linear axis would not show those
+_CROWDED = 20  # times a size: on a linear axis it would be at the edge
 
 
 def size_axis(axis: Any, sizes: Collection[float], name: str) -> bool:
-    """Label an axis of sizes: linear unless that would crowd half of them; returns if it is not."""
+    """Label an axis of sizes: linear if that tells three apart; returns if it is logarithmic."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    crowded = max(sizes) > _CROWDED * median(sizes)
+    *_, third = sorted({*sizes}, reverse=True)[:3]
+    crowded = max(sizes) > _CROWDED * third
     if crowded:
         getattr(axis.axes, f"set_{axis.axis_name}scale")("log", base=2)
         axis.set_major_locator(LogLocator(base=2, numticks=7))
@@ -41,11 +41,9 @@ def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
     if not points:
         return []
     right = axes.twinx()
-    right.set_yscale(axes.get_yscale())
     look = {"color": GREY, "marker": "s", "markersize": 5, "markerfacecolor": "white"}
     found: list[Any] = right.plot(*zip(*points, strict=True), linestyle="", label="time", **look)
-    if right.get_yscale() == "linear":
-        right.set_ylim(bottom=0)
+    right.set_ylim(bottom=0)
     right.set_ylabel("time")
     right.yaxis.set_major_formatter(lambda value, _: duration(value))
     right.spines[["top", "left"]].set_visible(False)
