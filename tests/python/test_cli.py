@@ -141,7 +141,7 @@ def test_the_demo_says_whether_its_largest_size_is_the_fastest() -> None:
     slower = demo_calls(4.0, 0.5, 0.8, None, 0.9, 0.75, 0.5)
     assert demo.adapted._speed(slower) == (
         "The largest batch is not the fastest: 48640 took 0.75 s, 4096 took 0.50 s.\n"
-        'objective="throughput" looks for speed, and took 4096.'
+        'objective="throughput" looks for speed: after 8 calls it takes 4096, in 0.50 s.'
     )
     faster = demo_calls(4.0, 0.9, 0.8, None, 0.9, 0.75, 0.9)
     assert demo.adapted._speed(faster).startswith("No smaller batch was faster.\n")

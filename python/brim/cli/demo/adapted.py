@@ -58,7 +58,10 @@ def _speed(tried: list[dict[str, Any]]) -> str:
         )
     else:
         found = "No smaller batch was faster."
-    return f"{found}\n{_FASTEST} looks for speed, and took {fastest['size']}."
+    return (
+        f"{found}\n{_FASTEST} looks for speed: after {_SETTLED} calls it takes {fastest['size']}, "
+        f"in {fastest['seconds']:.2f} s."
+    )
 
 
 def _knn(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
