@@ -123,6 +123,7 @@ void register_explain(py::module_& m) {
                              })
       .def_property_readonly("least",
                              [](const PyBlockWatch& self) { return self.object().least(); })
+      .def_property_readonly("held", [](const PyBlockWatch& self) { return self.object().held(); })
       .def_property_readonly("clock",
                              [](const PyBlockWatch& self) { return self.object().clock(); })
       .def("blocks", [](const PyBlockWatch& self) {

@@ -69,6 +69,7 @@ class BlockWatch:
     def __exit__(self, *exception: object) -> None: ...
     device: Final[torch.device]
     least: Final[int]
+    held: Final[int]
     clock: Final[int]
     def blocks(self) -> list[tuple[int, int, int, str]]: ...
 

@@ -1,5 +1,4 @@
 #include <brim/memory/block_watch.h>
-#include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -26,11 +25,11 @@ struct Places {
   std::unordered_map<std::string_view, std::int32_t> numbers;  // of texts
 };
 
-std::int64_t worth_noting(c10::Device device) {
+std::int64_t worth_noting(std::int64_t capacity) {
   constexpr std::int64_t kLeast = std::int64_t{4} << 10;
   constexpr std::int64_t kMost = std::int64_t{1} << 20;
   constexpr std::int64_t kShares = std::int64_t{1} << 16;
-  return std::clamp(memory_stats(device).limit / kShares, kLeast, kMost);
+  return std::clamp(capacity / kShares, kLeast, kMost);
 }
 
 }  // namespace
@@ -38,11 +37,13 @@ std::int64_t worth_noting(c10::Device device) {
 BlockWatch::BlockWatch(c10::Device device, std::int64_t least)
     : device_(resolve_device(device)), least_(least) {
   TORCH_CHECK_VALUE(least >= 0, "least must be a number of bytes or 0, got ", least);
-  if (least_ == 0) {
-    least_ = worth_noting(device_);
-  }
   DeviceBackend& backend = backend_for(device_);
   backend.prepare(device_);
+  const DeviceBackend::Room room = backend.headroom(device_);
+  held_ = room.allocated;
+  if (least_ == 0) {
+    least_ = worth_noting(room.allocated + room.free);
+  }
   live_ = backend.live_blocks();
   if (live_ != nullptr) {
     live_->open(least_);

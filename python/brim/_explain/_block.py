@@ -98,9 +98,7 @@ class Explaining:
 
         @functools.wraps(function)
         def explained(*args: P.args, **kwargs: P.kwargs) -> R:
-            stats = _C.memory_stats(self._device)
-            call = Call(function, args, kwargs, self._device, stats.limit, stats.allocated)
-            block, failure = self._begin(call), None
+            block, failure = self._begin(Call(function, args, kwargs, self._device)), None
             try:
                 return function(*args, **kwargs)
             except Exception as error:
@@ -164,7 +162,7 @@ def explanation_of(
     error: BaseException, device: torch.device, block: _Block | None = None
 ) -> Explanation:
     """Why memory ran out, who holds it now, and what would help the call, if it is known."""
-    watch, call = (None, None) if block is None else (block.watch, block.call)
+    watch, call = (block.watch, block.call) if block else (None, None)
     cause = _C.classify_error(error)
     where = cause.device or device
     if where.type == device.type or stats_of(where) is None:
@@ -173,11 +171,10 @@ def explanation_of(
     resident = _C.host_memory().resident if where.type == "cpu" else 0
     held = held_on(where, watch) if where == device else Held([], 0)
     shortage = _C.diagnose(cause, stats, resident, held.holders, held.grown)
-    if call is None or where != device:
+    if call is None or watch is None or where != device:
         notes = (_STEP,) if watch is not None else (_LINES, _STEP)
         return Explanation(where, shortage, held.holders, notes=notes)
-    # A budget inside of the call may allow less than there was when it began.
-    return _replayed(call._replace(limit=min(call.limit, stats.limit)), shortage, held.holders)
+    return _replayed(call._replace(limit=stats.limit, held=watch.held), shortage, held.holders)
 
 
 def _replayed(call: Call, shortage: _C.Shortage | None, held: list[_C.Holder]) -> Explanation:
@@ -269,10 +266,12 @@ def explain(
         raise TypeError("html is for a block: of an Explanation, write told.to_html() to the file")
     target = target_device(device)
     stats = stats_of(target)
-    if capacity is None and stats is None:
+    if capacity is not None:
+        limit, held = bytes_of("capacity", capacity, target), 0
+    elif stats is not None:
+        limit, held = stats.limit, stats.allocated
+    else:
         raise ValueError(f"capacity must be given, such as 24GiB: {target} is not there")
-    limit = stats.limit if capacity is None and stats else bytes_of("capacity", capacity, target)
-    held = 0 if capacity is not None or stats is None else stats.allocated
     with bar("explain", "operator") as step:
         replays = Replays(Call(fn, args, kwargs, target, limit, held), step)
         remedies = [] if replays.fits else replays.remedies()
