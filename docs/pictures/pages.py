@@ -50,14 +50,17 @@ def draw(folder: Path) -> None:
 
     sizes = [2**n for n in range(6, 14)]
     model = brim.MemoryModel.probe(lambda n: nearest(x[:n], y, n), sizes, device="cpu")
-    model.plot(folder / "memory_model.svg")
+    model.plot(folder / "memory_model.svg", budget="40MiB")
 
     layers = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
+    optimizer = torch.optim.AdamW(layers.parameters())
 
     def step(batch_size: int) -> None:
+        optimizer.zero_grad()
         layers(torch.randn(batch_size, 1024)).square().mean().backward()
+        optimizer.step()
 
-    estimate = brim.estimate(step, 8192, device="cuda", capacity="1GiB")
+    estimate = brim.estimate(step, 8192, device="cuda", capacity="1GiB", calls=2)
     estimate.plot(folder / "estimate.svg")
 
     images = nn.Sequential(

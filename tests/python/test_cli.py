@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,8 @@ def test_demo_shows_four_situations(
     assert main([*SMALL_DEMO, "--json", "--plot", "brim_demo.svg"]) == 0
     figures = json.loads(capsys.readouterr().out)
     calls, budget = figures["adapted"]["calls"], figures["adapted"]["budget"]
-    assert [call["peak"] is None for call in calls] == [False, False, False, True, False, False]
+    assert [call["size"] for call in calls if call["peak"] is None] == [65536 // 32]
+    assert [call["call"] for call in calls[-2:]] == ["… called again", 'objective="throughput"']
     assert all(call["peak"] <= budget for call in calls if call["peak"])
     foreseen = figures["foreseen"]["compared"]
     assert [each["fits"] for each in foreseen] == [True, True, False]
@@ -122,7 +124,37 @@ def test_demo_shows_four_situations(
     assert padding["PackedBatchSampler"] < padding["SizeAwareBatchSampler"]
     assert figures["picture"] == "brim_demo.svg"
     picture = Path("brim_demo.svg").read_text()
-    assert f"brim took {calls[-1]['size']}" in picture  # what the text says too
+    assert f"{calls[-2]['size']} fit" in picture  # what the text says too
+    assert "objective=&quot;throughput&quot;" in picture or 'objective="throughput"' in picture
+
+
+def demo_calls(*seconds: float | None) -> list[dict[str, Any]]:
+    sizes = [256, 4096, 16384, 65536, 32768, 48640, 4096]
+    names = [*["by hand"] * 4, "@brim.maximize", "… called again", 'objective="throughput"']
+    return [
+        {"call": name, "size": size, "seconds": each, "peak": each and 2**20}
+        for name, size, each in zip(names, sizes, seconds, strict=True)
+    ]
+
+
+def test_the_demo_says_whether_its_largest_size_is_the_fastest() -> None:
+    slower = demo_calls(4.0, 0.5, 0.8, None, 0.9, 0.75, 0.5)
+    assert demo.adapted._speed(slower) == (
+        "The largest batch is not the fastest: 48640 took 0.75 s, 4096 took 0.50 s.\n"
+        'objective="throughput" looks for speed: after 8 calls it takes 4096, in 0.50 s.'
+    )
+    faster = demo_calls(4.0, 0.9, 0.8, None, 0.9, 0.75, 0.9)
+    assert demo.adapted._speed(faster).startswith("No smaller batch was faster.\n")
+
+
+def test_the_demo_s_first_picture_has_the_time_of_each_call_and_no_line_through_them() -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    demo.adapted._paint(axes, demo_calls(4.0, 0.5, 0.8, None, 0.9, 0.75, 0.5), 2**21)
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels[2:6] == ["16,384\n800 ms", "65,536\nfailed", "32,768\n900 ms", "48,640\n750 ms"]
+    assert figure.axes == [axes]
+    assert [line.get_label() for line in axes.lines] == ["budget 2.00 MiB"]
 
 
 def test_demo_without_matplotlib(

@@ -31,7 +31,7 @@ def model() -> brim.MemoryModel:
 
 @pytest.fixture(scope="module")
 def audit() -> brim.Audit:
-    layers = [torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)]
+    layers = [torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 16), torch.nn.ReLU()]
     return brim.audit(torch.nn.Sequential(*layers), torch.ones(4, 8))
 
 
@@ -93,13 +93,37 @@ def test_a_model_with_a_budget_shows_the_largest_size(model: brim.MemoryModel) -
     assert not any("margin" in text for text in texts(axes))  # the text has another figure for it
     star = next(line for line in axes.lines if line.get_marker() == "*")
     assert star.get_xydata().tolist() == [[largest, model.safe_peak(largest)]]
+    assert {"measured", "foreseen"} <= set(texts(axes))
+    beyond = "foreseen beyond what was measured"
+    assert beyond not in texts(axes)
+    assert beyond in texts(model.plot(budget="16MiB").axes[0])
     measured = next(line for line in axes.lines if line.get_label() == "measured")
+    times = figure.axes[1].lines[0]
+    assert [line.get_linestyle() for line in (measured, times)] == ["None"] * 2, "points only"
     assert measured.get_xdata().tolist() == [1, 16, 256, 4096]
     agg.FigureCanvasAgg(figure).draw()
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert {"64 KiB", "1 MiB"} <= set(labels)
     sizes = [label.get_text() for label in axes.get_xticklabels()]
     assert {"256", "1,024", "4,096"} <= set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scale"),
+    [
+        ([64, 128, 256, 1024, 2048, 4096, 8192], "linear"),
+        ([1, 4, 15, 56, 215, 1050, 4096], "linear"),
+        ([1, 16, 256, 4096], "log"),
+    ],
+)
+def test_sizes_have_a_linear_axis_if_that_tells_three_of_them_apart(
+    sizes: list[int], scale: str
+) -> None:
+    model = brim.MemoryModel().fit(sizes, [1000 * size for size in sizes])
+    axes = model.plot().axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == (scale, scale)
+    if scale == "linear":  # then it shows that memory is proportional
+        assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
 
 
 def test_a_model_of_batches_and_failures() -> None:
@@ -131,7 +155,7 @@ def test_a_step_under_pressure_shows_what_was_given_up(pressure: brim.nn.Pressur
     assert texts(axes)[0] == "Peak 900 B where 1.17 KiB would be held: up to 300 B given up"
     assert {"held", "limit 1000 B", "dropped for an allocation", "computed again"} <= {*texts(axes)}
     drops = next(line for line in axes.lines if line.get_marker() == "v")
-    assert drops.get_xydata().tolist() == [[pytest.approx(200 / 6), 900]]
+    assert drops.get_xydata().tolist() == [[pytest.approx(2 / 6), 900]]
     long = brim.nn.PressureRecord(pressure.moments * 1000, limit=10**9)
     axes = long.plot().axes[0]
     assert max(len(line.get_xdata()) for line in axes.lines) <= 1000
@@ -144,12 +168,17 @@ def test_a_step_under_pressure_shows_what_was_given_up(pressure: brim.nn.Pressur
 def test_an_audit_has_a_bar_per_layer_and_column(audit: brim.Audit) -> None:
     axes = audit.plot().axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
+    assert axes.yaxis_inverted(), "the first row is at the top"
     keeping = [each for each in audit.layers if each.torch_nn or each.brim or each.least]
+    keeping.sort(key=lambda each: -each.torch_nn)
+    assert keeping != [each for each in audit.layers if each in keeping], "sorting matters here"
     assert names == [f"{each.name} ({each.type})" for each in keeping]
     widths = [bar.get_width() for bars in axes.containers for bar in bars]
     figures = [[e.torch_nn for e in keeping], [e.brim for e in keeping]]
     assert widths[: 2 * len(names)] == [*figures[0], *figures[1]]
     assert f"torch.nn: {brim.format_bytes(audit.torch_nn)}" in texts(axes)
+    shown = [text.get_text() for text in axes.texts]
+    assert shown == [brim.format_bytes(int(width)) for width in widths]
 
 
 def test_many_layers_are_drawn_as_others() -> None:
@@ -163,20 +192,60 @@ def test_many_layers_are_drawn_as_others() -> None:
 def test_an_estimate_reaches_its_peak_and_its_capacity(estimate: brim.Estimate) -> None:
     figure = estimate.plot(beside={"again": estimate})
     axes = figure.axes[0]
-    tops = [path.vertices[:, 1].max() for each in axes.collections for path in each.get_paths()]
-    assert max(tops) == estimate.held_before + estimate.peak
-    line = next(line for line in axes.lines if line.get_label().startswith("again"))
-    assert max(line.get_ydata()) == estimate.held_before + estimate.peak
+    most = estimate.held_before + estimate.peak
+    *areas, line = (patch.get_data().values for patch in axes.patches)
+    assert max(max(area) for area in areas) == max(line) == most
     assert "capacity 200.00 KiB" in texts(axes)
-    assert axes.get_title("left")[1:] == str(estimate).splitlines()[0][1:]
+    held = brim.format_bytes(most)  # the title, the legend and the axis have one reference
+    assert texts(axes)[0].startswith(f"At most {held} held, ")
+    assert f"again: at most {held}" in texts(axes)
     assert set(estimate.by_kind) <= set(texts(axes))
+    assert borders(axes) == [], "one call"
+
+
+def borders(axes: Any) -> list[float]:
+    """Where lines stand that go from the bottom to the top of the picture."""
+    return [line.get_xdata()[0] for line in axes.lines if list(line.get_ydata()) == [0, 1]]
+
+
+def test_a_line_stands_between_two_calls_which_are_as_wide_as_each_other() -> None:
+    weight = torch.ones(64, 64, requires_grad=True)
+    optimizer = torch.optim.Adam([weight])
+
+    def step(x: torch.Tensor, power: int = 1) -> None:
+        optimizer.zero_grad()
+        for _ in range(power):
+            x = torch.relu(x @ weight)
+        x.sum().backward()
+        optimizer.step()
+
+    found, longer = (
+        brim.estimate(step, torch.ones(128, 64), power, device="cpu", calls=2) for power in (1, 9)
+    )
+    axes = found.plot(beside={"longer": longer}).axes[0]
+    assert borders(axes) == [1]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["call 1", "call 2"]
+    assert axes.get_xlim() == (0, 2)
+    state = next(patch for patch in axes.patches if patch.get_label() == "optimizer state")
+    values, edges, below = state.get_data()
+    made = [high - low for high, low in zip(values, below, strict=True)]
+    in_the_second = [size for size, edge in zip(made, edges, strict=False) if edge >= 1]
+    assert made[0] == 0, "the first call makes the optimizer's state"
+    assert min(in_the_second) == max(made)
+    line = axes.patches[-1].get_data()
+    assert edges[-1] == line.edges[-1] == 2
+    assert 1 in edges
+    assert 1 in line.edges
 
 
 def test_attempts_are_bars_in_order(attempts: Any) -> None:
-    axes = attempts.plot(budget=2**20).axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        str(attempt.size) for attempt in attempts
-    ]
+    figure = attempts.plot(budget=2**20)
+    (axes,) = figure.axes
+    labels = [label.get_text().split("\n") for label in axes.get_xticklabels()]
+    assert [size for size, _ in labels] == [f"{attempt.size:,}" for attempt in attempts]
+    assert [time == "failed" for _, time in labels] == [not each.fitted for each in attempts]
+    assert {each.fitted for each in attempts} == {True, False}
+    assert [line.get_label() for line in axes.lines] == ["budget 1.00 MiB"], "none joins attempts"
     assert {"fitted", "did not fit: held and asked for", "budget 1.00 MiB"} <= set(texts(axes))
     with pytest.raises(ValueError, match="there are no attempts to draw"):
         plot.attempts([])
@@ -217,7 +286,8 @@ def test_labels_do_not_overlap(
         renderer = figure.canvas.get_renderer()
         axes = figure.axes[0]
         legend = axes.get_legend().get_window_extent(renderer)
-        for other in (axes.xaxis.get_tightbbox(renderer), axes.get_window_extent(renderer)):
+        below = axes.xaxis.get_tightbbox(renderer)
+        for other in filter(None, (below, axes.get_window_extent(renderer))):
             assert not legend.overlaps(other)
         assert figure.bbox.x0 <= legend.x0
         assert legend.x1 <= figure.bbox.x1
@@ -230,9 +300,9 @@ def test_axes_of_bytes_have_several_ticks_also_where_they_are_enlarged(most: flo
     from brim.plot._canvas import byte_ticks, bytes_on
 
     axes = Figure().subplots()
-    bytes_on(axes.yaxis, most)
+    bytes_on(axes.yaxis)
     for low, high in ((0, most), (0.5 * most, 0.7 * most)):
         axes.set_ylim(low, high)
         shown = [tick for tick in axes.get_yticks() if low <= tick <= high]
         assert 3 <= len(shown) <= 8
-    assert 3 <= len(byte_ticks(most)) <= 7
+    assert 3 <= len(byte_ticks(0, most)) <= 7

@@ -175,7 +175,7 @@ def traced(
     _check_that_none_is_left(tracer.left)
     if target.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tracer.log.hold_workspaces(torch.cuda.memory_allocated(target) - tracer.log.bytes_held())
-    trace, start = tracer.log.trace()
+    trace, begins = tracer.log.trace()
     if moves:
         tracer.assumptions[f"tensors on the CPU are taken to be on {target}"] = None
     if tracer.values.draws:
@@ -192,7 +192,7 @@ def traced(
     tracer.assumptions.update({f"the allocator's {one} has no effect": None for one in unknown})
     assumptions = tuple(tracer.assumptions)
     gone = given_up if given_up.bytes else None
-    result = Estimate(trace, options, start, target, limit, assumptions, gone)
+    result = Estimate(trace, options, begins, target, limit, assumptions, gone)
     return Traced(result, tracer.flops, can_give_up, tracer.ran_backward)
 
 

@@ -77,19 +77,22 @@ class Log:
             self.events = [event for event in self.events if id(event[1]) not in moved]
             self.held += kept
 
-    def trace(self) -> tuple[_C.MemoryTrace, int]:
-        """The events for the C++ core, and the number of the first one of the call."""
+    def trace(self) -> tuple[_C.MemoryTrace, list[int]]:
+        """The events for the C++ core, and the number of the first one of each call."""
         trace = _C.MemoryTrace()
         for held in self.held:
             held.number = trace.allocate(held.bytes, held.kind, trace.place(held.place))
-        start = len(trace)
+        begins = [len(trace)]
         for allocates, allocation in self.events:
-            if allocation is None:
-                trace.begin_call() if allocates else trace.empty_cache()
+            if allocation is None and allocates:
+                begins.append(len(trace))
+                trace.begin_call()
+            elif allocation is None:
+                trace.empty_cache()
             elif allocates:
                 allocation.number = trace.allocate(
                     allocation.bytes, allocation.kind, trace.place(allocation.place)
                 )
             else:
                 trace.free(allocation.number)
-        return trace, start
+        return trace, begins

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -77,15 +79,16 @@ class Estimate:
         self,
         trace: _C.MemoryTrace,
         options: _C.AllocatorOptions,
-        start: int,
+        begins: Sequence[int],
         device: torch.device,
         capacity: int | None,
         assumptions: tuple[str, ...],
         given_up: GivenUp | None = None,
     ) -> None:
-        """Replay a trace, whose call begins at the event `start`."""
-        report = _C.replay(trace, options, start)
-        self._replayed = (trace, options, start)
+        """Replay a trace, whose calls begin at these events."""
+        report = _C.replay(trace, options, begins[0])
+        self._replayed = (trace, options, begins[0])
+        self._begins = tuple(begins)
         self.device = device
         self.capacity = capacity
         self.assumptions = assumptions
@@ -139,10 +142,21 @@ class Estimate:
         page: str = draw("estimate_page", self, beside or {})
         return page
 
-    def _timeline(self, points: int = 1000) -> list[_C.HeldMoment]:
-        """What is held from the start of the call on, at no more than `points` moments."""
+    def _timeline(self, points: int = 1000) -> tuple[list[_C.HeldMoment], list[float]]:
+        """What is held, at no more than `points` moments, and when each of them begins and ends.
+
+        The time 1.5 is the middle of the second call's events.
+        """
         trace, options, start = self._replayed
-        return _C.timeline(trace, options, start, points)
+        moments = _C.timeline(trace, options, start, points)
+        events = [moment.event for moment in moments]
+        firsts = [0, *(bisect_right(events, begin) for begin in self._begins[1:]), len(events)]
+        times = [
+            call + place / (end - first)
+            for call, (first, end) in enumerate(pairwise(firsts))
+            for place in range(end - first)
+        ]
+        return moments, [*times, len(self._begins)]
 
     def _place(self, allocation: int) -> str:
         return self._replayed[0].place_of(allocation) if allocation >= 0 else ""

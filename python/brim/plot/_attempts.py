@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brim.plot._canvas import BLUE, ORANGE, budget_on, bytes_on, draw, legend_below, tidy
-from brim.plot._sizes import seconds_on
+from brim.plot._canvas import BLUE, ORANGE, budget_on, bytes_up, draw, legend_below, tidy
+from brim.plot._sizes import duration, size_text
 
 if TYPE_CHECKING:
     from brim._C import Attempt
@@ -14,10 +14,21 @@ if TYPE_CHECKING:
 _MOST_NAMED = 12  # more sizes do not fit below an axis
 
 
+class Call(NamedTuple):
+    """A call with a size: what it held at most, and how long it took, if it did not fail."""
+
+    group: str  # those of a group look alike
+    color: str
+    size: int
+    bytes: int
+    seconds: float | None
+
+
 def attempts(tried: Sequence[Attempt], where: Any = None, *, budget: int | None = None) -> Any:
     """Draw the memory and the time of each size that an adaptive call tried, in order.
 
     What failed is drawn with the memory that it held and asked for, which is less than it needs.
+    Sizes and times stand below the bars if there are no more than twelve.
 
     Args:
         tried: what `record` returned.
@@ -36,24 +47,40 @@ def attempts(tried: Sequence[Attempt], where: Any = None, *, budget: int | None 
 
 
 def _paint(axes: Any, tried: Sequence[Attempt], budget: int | None) -> None:
-    needs = [each.held + (each.peak or 0) + (each.requested or 0) for each in tried]
-    for fitted, color, hatch, label in (
-        (True, BLUE, "", "fitted"),
-        (False, ORANGE, "////", "did not fit: held and asked for"),
-    ):
-        places = [i for i, each in enumerate(tried) if each.fitted is fitted]
-        if places:
-            heights = [needs[i] for i in places]
-            axes.bar(places, heights, 0.6, color=color, hatch=hatch, edgecolor="white", label=label)
+    looks = {True: ("fitted", BLUE), False: ("did not fit: held and asked for", ORANGE)}
+    calls = [
+        Call(
+            *looks[each.fitted],
+            each.size,
+            each.held + (each.peak or 0) + (each.requested or 0),
+            each.seconds if each.fitted else None,
+        )
+        for each in tried
+    ]
+    tidy(axes, f"Sizes that were tried, of which {sum(a.fitted for a in tried)} fitted")
+    paint_calls(axes, calls, budget, "size")
+
+
+def paint_calls(axes: Any, calls: Sequence[Call], budget: int | None, name: str) -> None:
+    """A bar for the memory of each call; below it the size, called `name`, and the time."""
+    for group, color in dict.fromkeys(each[:2] for each in calls):
+        places = [i for i, each in enumerate(calls) if each.group == group]
+        failed = calls[places[0]].seconds is None
+        look = (
+            {"color": "white", "edgecolor": color, "hatch": "////"} if failed else {"color": color}
+        )
+        axes.bar(places, [calls[i].bytes for i in places], 0.6, label=group, **look)
     if budget is not None:
         budget_on(axes, budget)
-    most = max(budget or 0, *needs, 1)
-    tidy(axes, f"Sizes that were tried, of which {sum(a.fitted for a in tried)} fitted")
-    axes.set_xlim(-0.7, len(tried) - 0.3)
-    axes.set_xlabel("size" if len(tried) <= _MOST_NAMED else "attempt")
-    if len(tried) <= _MOST_NAMED:
-        axes.set_xticks(range(len(tried)), [str(each.size) for each in tried])
-    axes.set_ylabel("memory")
-    axes.set_ylim(0, 1.15 * most)
-    bytes_on(axes.yaxis, most)
-    legend_below(axes, seconds_on(axes, [(i, each.seconds) for i, each in enumerate(tried)]))
+    axes.set_xlim(-0.7, len(calls) - 0.3)
+    if len(calls) <= _MOST_NAMED:
+        axes.set_xticks(range(len(calls)), map(_text, calls))
+        axes.set_xlabel(f"{name}, and the time of the call")
+    else:
+        axes.set_xlabel("attempt")
+    bytes_up(axes, max(budget or 0, 1, *(each.bytes for each in calls)), "memory")
+    legend_below(axes, columns=3)
+
+
+def _text(call: Call) -> str:
+    return f"{size_text(call.size)}\n{'failed' if call.seconds is None else duration(call.seconds)}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from brim import _C
 
 # Okabe and Ito's colours, which differ for colour-blind people too. In grey they are dark, middle
 # and light; where two areas meet, they differ by a hatch as well.
 BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#A6D5F0", "#7F7F7F"
+PALE = "#C3CDD6"  # of what brim is compared with
 RED = "#B03A00"  # of limits
 
 _MOST_TICKS = 6
@@ -54,42 +56,94 @@ def draw(where: Any, paint: Callable[[Any], None], size: tuple[float, float] = (
     return figure
 
 
-def bytes_on(axis: Any, most: float, *, logarithmic: bool = False) -> None:
-    """Label an axis that holds bytes with round numbers of the unit that suits them."""
-    from matplotlib.ticker import MaxNLocator
+def bytes_on(axis: Any) -> None:
+    """Label an axis that holds bytes with round numbers of the unit that suits what it shows."""
+    from matplotlib.ticker import Locator
 
-    if logarithmic:
-        axis.axes.set_yscale("log", base=2)
+    if axis.get_scale() == "log":
         axis.set_major_formatter(lambda value, _: _in_unit(value, _unit_of(value)))
         return
-    unit = _unit_of(most)
 
-    class Locator(MaxNLocator):  # type: ignore[misc]
-        def tick_values(self, vmin: float, vmax: float) -> Any:
-            return super().tick_values(vmin / unit[1], vmax / unit[1]) * unit[1]
+    class Ticks(Locator):  # type: ignore[misc]
+        def __call__(self) -> list[int]:
+            return list(ticks())
 
-    axis.set_major_locator(Locator(nbins=_MOST_TICKS, steps=[1, 2, 4, 5, 8, 10]))
-    axis.set_major_formatter(lambda value, _: _in_unit(value, unit))
+    def ticks() -> dict[int, str]:
+        return dict(byte_ticks(*sorted(axis.get_view_interval())))
+
+    axis.set_major_locator(Ticks())
+    axis.set_major_formatter(lambda value, _: ticks().get(value, ""))
 
 
-def byte_ticks(most: float) -> list[tuple[int, str]]:
-    """Whole numbers of a unit from 0 to `most` bytes, each with its text.
+def bytes_up(axes: Any, most: float, name: str) -> None:
+    """An axis upwards in bytes, from 0 to a little more than `most`."""
+    axes.set_ylabel(name)
+    axes.set_ylim(0, 1.1 * most)
+    bytes_on(axes.yaxis)
+
+
+class Series(NamedTuple):
+    """Values in bytes, one for each place or row."""
+
+    name: str
+    color: str
+    values: Sequence[int]
+
+
+def bars_across(axes: Any, names: Sequence[str], series: Sequence[Series]) -> None:
+    """A row for each name, the first at the top: a bar with its bytes for each of the series."""
+    height = 0.84 / len(series)
+    for k, (label, color, values) in enumerate(series):
+        places = [i + (k - (len(series) - 1) / 2) * height for i in range(len(names))]
+        bars = axes.barh(places, values, height, color=color, edgecolor="white", label=label)
+        axes.bar_label(bars, map(_C.format_bytes, values), padding=3, fontsize="small")
+    axes.set_xlim(0, 1.2 * max([1, *(max(each.values, default=1) for each in series)]))
+    rows_down(axes, names)
+
+
+def rows_down(axes: Any, names: Sequence[str], above: float = 0.5) -> None:
+    """Names of rows from the top down; no axis across, as each bar tells its bytes."""
+    axes.grid(visible=False)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -above)
+
+
+def progress_across(axes: Any, name: str, calls: int = 1) -> None:
+    """An axis from 0 to 1 for one call; with more, up to their number, with lines between them."""
+    from matplotlib.ticker import PercentFormatter
+
+    axes.set_xlim(0, calls)
+    which = "the" if calls == 1 else "each"
+    axes.set_xlabel(f"progress of {which} {name}, in allocations and releases")
+    if calls == 1:
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        return
+    for call in range(1, calls):
+        axes.axvline(call, color="black", linewidth=1)
+    middles = [call + 0.5 for call in range(calls)]
+    axes.set_xticks(middles, [f"call {call + 1}" for call in range(calls)])
+
+
+def byte_ticks(low: float, high: float) -> list[tuple[int, str]]:
+    """Whole numbers of a unit from `low` to `high` bytes, each with its text.
 
     Example:
-        >>> byte_ticks(473 * 2**10)[:3]
+        >>> byte_ticks(0, 473 * 2**10)[:3]
         [(0, '0'), (102400, '100 KiB'), (204800, '200 KiB')]
-        >>> [text for _, text in byte_ticks(1.9 * 2**30)]
+        >>> [text for _, text in byte_ticks(0, 1.9 * 2**30)]
         ['0', '500 MiB', '1000 MiB', '1500 MiB']
     """
-    name, unit = _unit_of(most / 4)  # one or two ticks would be too few
+    unit = _unit_of((high - low) / 4)  # one or two ticks would be too few
     step = next(
-        step * 10**power
+        step * 10**power * unit[1]
         for power in itertools.count()
         for step in (1, 2, 5)
-        if most < _MOST_TICKS * step * 10**power * unit
+        if high - low < _MOST_TICKS * step * 10**power * unit[1]
     )
-    values = range(0, int(most // unit) + 1, step)
-    return [(value * unit, f"{value} {name}" if value else "0") for value in values]
+    values = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
+    return [(value, _in_unit(value, unit)) for value in values]
 
 
 def _unit_of(most: float) -> tuple[str, int]:
@@ -97,7 +151,7 @@ def _unit_of(most: float) -> tuple[str, int]:
 
 
 def _in_unit(value: float, unit: tuple[str, int]) -> str:
-    return f"{value / unit[1]:g} {unit[0]}"
+    return f"{value / unit[1]:g} {unit[0]}" if value else "0"
 
 
 def shortened(name: str, most: int) -> str:
@@ -116,7 +170,9 @@ def legend_below(axes: Any, more: Sequence[Any] = (), columns: int = 4) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     handles = [*axes.get_legend_handles_labels()[0], *more]
-    inches = 0.5 if axes.get_xlabel() else 0.3
+    texts = [axes.get_xlabel(), max((t.get_text() for t in axes.get_xticklabels()), key=len)]
+    lines = sum(1 + text.count("\n") for text in texts if text) if axes.xaxis.get_visible() else 0
+    inches = 0.1 + 0.2 * lines
     below = ScaledTranslation(0, -inches, axes.get_figure().dpi_scale_trans)
     axes.legend(
         handles=handles,

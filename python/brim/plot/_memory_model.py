@@ -15,6 +15,7 @@ from brim.plot._canvas import (
     SKY,
     budget_on,
     bytes_on,
+    bytes_up,
     draw,
     legend_below,
     tidy,
@@ -90,12 +91,14 @@ def _paint(
             label=f"largest size that surely fits: {chosen}",
         )
     tidy(axes, "Memory against size")
-    wide = size_axis(axes.xaxis, [*sizes, furthest], "size")
-    axes.set_ylabel("peak memory")
-    if not wide:
-        axes.set_ylim(0, 1.15 * max(peaks))
-    bytes_on(axes.yaxis, 1.15 * max(peaks), logarithmic=wide)
-    legend_below(axes, seconds_on(axes, [(size[0], each) for size, each in seconds.items()]))
+    if size_axis(axes.xaxis, [*sizes, furthest], "size"):
+        axes.set_yscale("log", base=2)
+        axes.set_ylabel("peak memory")
+        bytes_on(axes.yaxis)
+    else:
+        axes.set_xlim(0)
+        bytes_up(axes, max(peaks), "peak memory")
+    legend_below(axes, seconds_on(axes, [(size[0], each) for size, each in seconds.items()]), 3)
 
 
 def _samples(
@@ -118,10 +121,12 @@ def _lines(axes: Any, model: MemoryModel, first: float, last: float, furthest: f
     peaks, most = list(map(model.peak, line)), list(map(model.safe_peak, line))
     if any(high > 1.05 * low for low, high in zip(peaks, most, strict=True)):
         axes.fill_between(line, peaks, most, color=SKY, linewidth=0, label="may need at most")
-    axes.plot(inside, list(map(model.peak, inside)), color=BLUE, label="model")
+    axes.plot(inside, list(map(model.peak, inside)), color=BLUE, label="foreseen")
     if furthest > 1.05 * last:
         dashed = list(map(model.peak, beyond))
-        axes.plot(beyond, dashed, color=BLUE, linestyle="--", label="extrapolated")
+        axes.plot(
+            beyond, dashed, color=BLUE, linestyle="--", label="foreseen beyond what was measured"
+        )
 
 
 def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
@@ -144,7 +149,7 @@ def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
         norm="log",
     )
     bar = axes.figure.colorbar(shades, ax=axes, label="predicted peak memory")
-    bytes_on(bar.ax.yaxis, peaks[-1][-1], logarithmic=True)
+    bytes_on(bar.ax.yaxis)
     if budget is not None and most:
         label = f"most samples within {_C.format_bytes(round(budget))}"
         axes.plot(*zip(*most, strict=True), color=RED, linewidth=2, label=label)
@@ -152,8 +157,8 @@ def _paint_batches(axes: Any, model: MemoryModel, budget: float | None) -> None:
     _samples(axes, model, lambda sample: (sample.length, sample.n))
     tidy(axes, "Memory against samples and length")
     axes.grid(visible=False)
-    size_axis(axes.xaxis, across, "length")
-    size_axis(axes.yaxis, up, "samples")
+    size_axis(axes.xaxis, lengths, "length")
+    size_axis(axes.yaxis, [*counts, highest], "samples")
     axes.set(xlim=(across[0], across[-1]), ylim=(up[0], up[-1]))
     legend_below(axes, columns=2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brim.plot._canvas import BLUE, ORANGE, draw, legend_below, tidy
@@ -53,4 +54,24 @@ def _paint(axes: Any, report: PlanReport) -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(symbol=" %"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    legend_below(axes)
+
+
+def paint_shares(axes: Any, shares: Mapping[str, tuple[float, float]]) -> None:
+    """For each plan, of its budget in %: samples, padding, and what stays empty.
+
+    Args:
+        axes: what to paint on.
+        shares: by name, how full the batches are, and how much of that is padding, from 0 to 1.
+    """
+    full = [100 * fill for fill, _ in shares.values()]
+    samples = [100 * fill * (1 - padding) for fill, padding in shares.values()]
+    padding = [a - b for a, b in zip(full, samples, strict=True)]
+    look = {"color": "white", "hatch": "////", "edgecolor": ORANGE}
+    inside = axes.bar(list(shares), samples, 0.6, color=BLUE, label="samples")
+    axes.bar(list(shares), padding, 0.6, samples, label="padding", **look)
+    axes.bar_label(inside, fmt="%.1f %%", label_type="center", color="white", fontweight="bold")
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("share of the budget")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     legend_below(axes)

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from brim import _C
-from brim.plot._canvas import BLUE, ORANGE, RED, SKY, budget_on, bytes_on, draw, legend_below, tidy
+from brim.plot._canvas import (
+    BLUE,
+    ORANGE,
+    RED,
+    SKY,
+    budget_on,
+    bytes_up,
+    draw,
+    legend_below,
+    progress_across,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from brim.nn import PressureMoment, PressureRecord
@@ -34,7 +45,7 @@ def _paint(axes: Any, record: PressureRecord) -> None:
     given_up = max(moment.given_up for moment in record.moments)
     most = max(moment.held + moment.given_up for moment in record.moments)
     moments = _thinned(record.moments)
-    places = [100 * place / max(len(moments) - 1, 1) for place in range(len(moments))]
+    places = [place / max(len(moments) - 1, 1) for place in range(len(moments))]
     held = [moment.held for moment in moments]
     above = [moment.held + moment.given_up for moment in moments]
     axes.fill_between(places, held, step="post", color=SKY, linewidth=0, label="held")
@@ -68,12 +79,8 @@ def _paint(axes: Any, record: PressureRecord) -> None:
             across, up = [places[i] for i in which], [heights[i] for i in which]
             axes.plot(across, up, marker, color=color, markersize=4, label=name)
     tidy(axes, title)
-    axes.set_xlabel("progress of the step, in allocations and releases")
-    axes.set_ylabel("memory")
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 1.08 * most)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    bytes_on(axes.yaxis, most)
+    progress_across(axes, "step")
+    bytes_up(axes, most, "memory")
     legend_below(axes, columns=3)
 
 

@@ -1,26 +1,27 @@
-"""Axes of sizes and of times, logarithmic where they span much."""
+"""Axes of sizes and of times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from brim.plot._canvas import GREY
 
-_WIDE = 20  # times the smallest: more needs a logarithmic axis
+_CROWDED = 20  # times a size: on a linear axis it would be at the edge
 
 
-def size_axis(axis: Any, sizes: Sequence[float], name: str) -> bool:
-    """Label an axis of sizes; returns whether it is logarithmic, as they span much."""
+def size_axis(axis: Any, sizes: Collection[float], name: str) -> bool:
+    """Label an axis of sizes: linear if that tells three apart; returns if it is logarithmic."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    wide = max(sizes) > _WIDE * min(sizes)
-    if wide:
+    *_, third = sorted({*sizes}, reverse=True)[:3]
+    crowded = max(sizes) > _CROWDED * third
+    if crowded:
         getattr(axis.axes, f"set_{axis.axis_name}scale")("log", base=2)
         axis.set_major_locator(LogLocator(base=2, numticks=7))
     axis.set_label_text(name)
     axis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
-    return wide
+    return crowded
 
 
 def size_text(size: float) -> str:
@@ -36,40 +37,27 @@ def size_text(size: float) -> str:
 
 
 def seconds_on(axes: Any, points: Sequence[tuple[float, float]]) -> list[Any]:
-    """Times on an axis of their own on the right; returns the lines for the legend."""
+    """Times on an axis of their own on the right; returns what the legend shows of them."""
     if not points:
         return []
     right = axes.twinx()
-    times = [seconds for _, seconds in points]
-    if max(times) > _WIDE * min(times) and axes.get_yscale() == "log":
-        right.set_yscale("log")
-    else:
-        right.set_ylim(0, 1.15 * max(times))
-    lines: list[Any] = right.plot(
-        *zip(*sorted(points), strict=True),
-        color=GREY,
-        linestyle=":",
-        marker="s",
-        markersize=5,
-        markerfacecolor="white",
-        label="time",
-    )
+    look = {"color": GREY, "marker": "s", "markersize": 5, "markerfacecolor": "white"}
+    found: list[Any] = right.plot(*zip(*points, strict=True), linestyle="", label="time", **look)
+    right.set_ylim(bottom=0)
     right.set_ylabel("time")
-    logarithmic = right.get_yscale() == "log"
-    right.yaxis.set_major_formatter(
-        lambda value, _: _duration(value, value if logarithmic else max(times))
-    )
+    right.yaxis.set_major_formatter(lambda value, _: duration(value))
     right.spines[["top", "left"]].set_visible(False)
-    return lines
+    return found
 
 
-def _duration(seconds: float, most: float) -> str:
-    """A time in the unit that suits the longest one.
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it.
 
     Example:
-        >>> _duration(2.5, 3), _duration(0.5, 3), _duration(0.01, 0.02), _duration(2e-5, 2e-5)
-        ('2.5 s', '0.5 s', '10 ms', '20 µs')
+        >>> duration(125.4), duration(2.504), duration(0.01), duration(2e-5), duration(0)
+        ('125 s', '2.5 s', '10 ms', '20 µs', '0 s')
     """
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
-    name, unit = next((each for each in units if most >= each[1]), units[-1])
-    return f"{seconds / unit:g} {name}"
+    name, unit = next((each for each in units if seconds >= each[1]), units[-1 if seconds else 0])
+    number = seconds / unit
+    return f"{number:.0f} {name}" if number >= 100 else f"{number:.3g} {name}"

@@ -7,17 +7,11 @@ from html import escape
 from typing import NamedTuple
 
 from brim import _C
-from brim.plot._canvas import byte_ticks, shortened
+from brim.plot._canvas import RED, Series, byte_ticks, shortened
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 340, 90, 20, 12, 46
 
-
-class Series(NamedTuple):
-    """Values in bytes, one for each place of the chart."""
-
-    name: str
-    color: str
-    values: Sequence[int]
+_DASHED = "height:0;width:1.5em;vertical-align:middle;border-top:2px dashed"
 
 
 class Axes(NamedTuple):
@@ -26,6 +20,7 @@ class Axes(NamedTuple):
     across: str
     up: str
     marks: Sequence[tuple[float, str]]  # a place of the chart, and what it is called
+    borders: Sequence[float] = ()  # places between calls
 
 
 def areas(
@@ -77,13 +72,25 @@ def bars(names: Sequence[str], series: Sequence[Series], tips: Sequence[str]) ->
     return f'<table class="bars">{"".join(rows)}</table>'
 
 
-def legend(series: Sequence[Series], more: str = "") -> str:
-    """The names beside their colours."""
-    entries = "".join(
-        f'<span><i style="background:{each.color}"></i>{escape(each.name)}</span>'
-        for each in series
+def whole(parts: Sequence[Series], limit: int | None = None) -> str:
+    """One bar of several parts, each with one value, beside what they may be in all."""
+    most = max(limit or 0, 1, sum(sum(each.values) for each in parts))
+    shares = "".join(
+        f'<i style="background:{each.color};width:{100 * sum(each.values) / most:.1f}%" '
+        f"{_tip(each.name)}></i>"
+        for each in parts
     )
-    return f'<p class="legend">{entries}{escape(more)}</p>'
+    mark = "" if limit is None else f'<b style="left:{100 * limit / most:.1f}%"></b>'
+    return f'<div class="whole">{shares}{mark}</div>'
+
+
+def legend(series: Sequence[Series], lines: Sequence[Series] = (), limit: str = "") -> str:
+    """The names beside their colours, for areas, lines over them and a limit."""
+    entries = [(f"background:{each.color}", each.name) for each in series]
+    entries += [(f"{_DASHED} {each.color}", each.name) for each in lines]
+    entries += [(f"{_DASHED} {RED}", limit)] if limit else []
+    spans = "".join(f'<span><i style="{look}"></i>{escape(name)}</span>' for look, name in entries)
+    return f'<p class="legend">{spans}</p>'
 
 
 def _x(place: float, count: int) -> float:
@@ -129,7 +136,7 @@ def _framed(
     lines = [
         f'<line class="grid" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
         f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{escape(text)}</text>'
-        for value, text in byte_ticks(most)
+        for value, text in byte_ticks(0, most)
         for y in (_y(value, most),)
     ]
     marks = [
@@ -144,5 +151,9 @@ def _framed(
         f'<text class="axis" transform="translate(14 {bottom / 2}) rotate(-90)" '
         f'text-anchor="middle">{escape(axes.up)}</text>'
     )
-    drawn = "".join([*lines, *marks, names, inside, *places])
+    borders = [
+        f'<line class="border" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}"/>'
+        for x in (_x(place, len(tips)) for place in axes.borders)
+    ]
+    drawn = "".join([*lines, *marks, names, inside, *borders, *places])
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}">{drawn}</svg>'

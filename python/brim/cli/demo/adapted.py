@@ -13,7 +13,10 @@ from brim.cli.demo.situation import Situation
 
 _QUERIES, _POINTS, _DIMENSION, _NEIGHBOURS = 2**16, 2**11, 128, 3
 _BUDGET = 512 * 2**20
-_BY_HAND = (256, 4096, 16384, 65536)
+_SIZES = (256, 4096, 16384, 65536)
+_BY_HAND, _LARGEST, _AGAIN = "by hand", "@brim.maximize", "… called again"
+_FASTEST = 'objective="throughput"'
+_SETTLED = 8  # calls: each size is timed twice
 
 
 def run(device: torch.device, scale: int) -> Situation:
@@ -22,20 +25,42 @@ def run(device: torch.device, scale: int) -> Situation:
     y = torch.rand(_POINTS, _DIMENSION, device=device)
     budget = _BUDGET // scale
     _knn(x[:64], y, 16)  # the first call loads kernels
-    tried = [_by_hand(x, y, size // scale, budget) for size in _BY_HAND]
-    adaptive = brim.maximize("batch_size", device=device)(_knn)
-    for call in ("@brim.maximize", "… called again"):
-        tried.append(_adapted(adaptive, x, y, budget, call))
+    tried = [_by_hand(x, y, size // scale, budget) for size in _SIZES]
+    largest = brim.maximize("batch_size", device=device)(_knn)
+    tried += [_adapted(largest, x, y, budget, call) for call in (_LARGEST, _AGAIN)]
+    fastest = brim.maximize("batch_size", device=device, objective="throughput")(_knn)
+    tried.append([_adapted(fastest, x, y, budget, _FASTEST) for _ in range(_SETTLED)][-1])
     rows = [_row(budget=budget, **each) for each in tried]
-    chosen = tried[-1]["size"]
+    chosen, quickest = tried[-2]["size"], _quickest(tried)["size"]
     return Situation(
         f"The {_NEIGHBOURS} nearest of {len(y)} points for each of {len(x)}, within "
         f"{brim.format_bytes(budget)} on {device}:",
         Table(["call", "batch size", "time", "peak", "of the budget"], rows),
-        f"brim found {chosen}; there is no batch size to tune, and no call runs out of memory.",
+        f"brim found {chosen}; there is no batch size to tune, and no call runs out of memory.\n"
+        + _speed(tried),
         {"budget": budget, "calls": tried},
-        f"brim took {chosen}",
+        f"{chosen} fit{f', {quickest} is fastest' * (quickest < chosen)}",
         lambda axes: _paint(axes, tried, budget),
+    )
+
+
+def _quickest(tried: list[dict[str, Any]]) -> dict[str, Any]:
+    return min((each for each in tried if each["seconds"]), key=lambda each: each["seconds"])
+
+
+def _speed(tried: list[dict[str, Any]]) -> str:
+    """Whether the largest size is the fastest one too."""
+    largest, fastest, quickest = tried[-2], tried[-1], _quickest(tried)
+    if quickest["size"] < largest["size"]:
+        found = (
+            f"The largest batch is not the fastest: {largest['size']} took "
+            f"{largest['seconds']:.2f} s, {quickest['size']} took {quickest['seconds']:.2f} s."
+        )
+    else:
+        found = "No smaller batch was faster."
+    return (
+        f"{found}\n{_FASTEST} looks for speed: after {_SETTLED} calls it takes {fastest['size']}, "
+        f"in {fastest['seconds']:.2f} s."
     )
 
 
@@ -52,7 +77,7 @@ def _knn(x: torch.Tensor, y: torch.Tensor, batch_size: int) -> torch.Tensor:
 
 
 def _by_hand(x: torch.Tensor, y: torch.Tensor, size: int, budget: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"call": "by hand", "size": size, "seconds": None, "peak": None}
+    found: dict[str, Any] = {"call": _BY_HAND, "size": size, "seconds": None, "peak": None}
     with brim.budget(budget, x.device), brim.PeakMeter(x.device) as meter:
         begin = time.perf_counter()
         try:
@@ -90,24 +115,24 @@ def _row(call: str, size: int, seconds: float | None, peak: int | None, budget: 
 
 
 def _paint(axes: Any, tried: list[dict[str, Any]], budget: int) -> None:
-    from brim.plot._canvas import BLUE, ORANGE, budget_on, bytes_on, legend_below, tidy
-    from brim.plot._sizes import seconds_on, size_text
+    from brim.plot._attempts import Call, paint_calls
+    from brim.plot._canvas import BLUE, ORANGE, PALE, SKY, tidy
 
-    by_hand = [i for i, each in enumerate(tried) if each["call"] == "by hand" and each["peak"]]
-    by_brim = [i for i, each in enumerate(tried) if each["call"] != "by hand"]
-    failed = [i for i, each in enumerate(tried) if not each["peak"]]
-    for places, label, look in (
-        (by_hand, "by hand", {"color": "#C3CDD6"}),
-        (failed, "by hand: out of memory", {"color": "white", "hatch": "///", "edgecolor": ORANGE}),
-        (by_brim, "@brim.maximize, called twice", {"color": BLUE}),
-    ):
-        axes.bar(places, [tried[i]["peak"] or budget for i in places], 0.6, label=label, **look)
-    budget_on(axes, budget)
+    looks = {
+        _BY_HAND: ("by hand", PALE),
+        _LARGEST: ("@brim.maximize, called twice", BLUE),
+        _AGAIN: ("@brim.maximize, called twice", BLUE),
+        _FASTEST: ('objective="throughput"', SKY),
+    }
+    failed = ("by hand: out of memory", ORANGE)
     tidy(axes, "")
-    axes.set_xticks(range(len(tried)), [size_text(each["size"]) for each in tried])
-    axes.set_xlabel("batch size")
-    axes.set_ylabel("peak memory")
-    axes.set_ylim(0, 1.15 * budget)
-    bytes_on(axes.yaxis, budget)
-    times = [(i, tried[i]["seconds"]) for i in (*by_hand, *by_brim)]
-    legend_below(axes, seconds_on(axes, times), columns=3)
+    calls = [
+        Call(
+            *(looks[each["call"]] if each["peak"] else failed),
+            each["size"],
+            each["peak"] or budget,
+            each["seconds"],
+        )
+        for each in tried
+    ]
+    paint_calls(axes, calls, budget, "batch size")

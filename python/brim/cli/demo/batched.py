@@ -60,22 +60,10 @@ def run(device: torch.device, scale: int) -> Situation:
 
 
 def _paint(axes: Any, figures: dict[str, dict[str, float]]) -> None:
-    """Of the budget: samples, padding, and what stays empty."""
-    from brim.plot._canvas import BLUE, ORANGE, legend_below, tidy
+    from brim.plot._canvas import tidy
+    from brim.plot._plan import paint_shares
 
-    names = [name.removesuffix("BatchSampler") for name in figures]
-    fills = [100 * each["fill"] for each in figures.values()]
-    padding = [fill * each["padding"] for fill, each in zip(fills, figures.values(), strict=True)]
-    samples = [fill - lost for fill, lost in zip(fills, padding, strict=True)]
-    axes.bar(names, samples, 0.6, color=BLUE, label="samples")
-    axes.bar(
-        names, padding, 0.6, samples, color="white", hatch="///", edgecolor=ORANGE, label="padding"
-    )
     tidy(axes, "")
-    axes.set_ylim(0, 100)
-    axes.set_ylabel("share of the budget, over all batches")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    for place, value in enumerate(samples):
-        axes.text(place, value / 2, f"{value:.1f} %", color="white", ha="center", fontweight="bold")
     axes.set_xlabel("…BatchSampler")
-    legend_below(axes)
+    shares = {name: (each["fill"], each["padding"]) for name, each in figures.items()}
+    paint_shares(axes, {name.removesuffix("BatchSampler"): shares[name] for name in shares})
