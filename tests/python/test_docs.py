@@ -125,6 +125,18 @@ def test_every_header_is_in_the_reference() -> None:
     assert sorted(listed) == sorted(header.name for header in headers)
 
 
+def test_shown_files_are_those_of_the_examples() -> None:
+    shown = [
+        (block, match[1])
+        for page in PAGES
+        for block in blocks_of(page)
+        if (match := re.search(r"same as (\S+)", block.marks))
+    ]
+    assert shown
+    for block, path in shown:
+        assert block.text == (ROOT / path).read_text(), path
+
+
 def as_source(pages: list[Path]) -> str:
     """One C++ file of all blocks: a namespace for each page, a function for each block."""
     includes: list[str] = []
