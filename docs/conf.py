@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 import brim
 
 DOCS = Path(__file__).parent
@@ -18,7 +20,8 @@ DOXYGEN = DOCS.parent / "build" / "doxygen"
 pages.draw(GENERATED / "pictures")
 
 project = "brim"
-author = "the authors of brim"
+author = "the brim authors"
+project_copyright = f"2026, {author}"
 version = release = brim.__version__
 
 extensions = [
@@ -33,8 +36,10 @@ exclude_patterns = ["pictures"]
 templates_path = ["_templates"]
 
 html_theme = "furo"
-html_title = "brim"
+html_title = f"brim {version}"
 html_theme_options = {"navigation_with_keys": True}
+html_copy_source = False
+html_show_sphinx = False
 
 # MyST: anchors of headings as GitHub makes them, so that links work there too.
 myst_heading_anchors = 4
@@ -68,3 +73,13 @@ nitpick_ignore_regex = [
     ("cpp:.*", r".*"),
     ("std:ref", r".*_8h"),  # what a class is included from
 ]
+
+
+def setup(app: Sphinx) -> None:
+    """Leave out the fields of named tuples, which "Attributes" of their docstrings describe."""
+    app.connect(
+        "autodoc-skip-member",
+        lambda _app, _what, _name, member, skip, _options: (
+            skip or type(member).__name__ == "_tuplegetter"
+        ),
+    )

@@ -185,8 +185,10 @@ class Microbatches : public detail::MicrobatchSteps {
   Encode encode_;
 };
 
+/// @cond (Doxygen takes it for a function of that name.)
 template <class LossFunction, class Encode>
   requires(!std::is_same_v<Encode, MicrobatchOptions>)
 Microbatches(LossFunction, Encode, MicrobatchOptions = {}) -> Microbatches<LossFunction, Encode>;
+/// @endcond
 
 }  // namespace brim
