@@ -185,7 +185,8 @@ class Microbatches : public detail::MicrobatchSteps {
   Encode encode_;
 };
 
-/// @cond (Doxygen takes it for a function of that name.)
+// Doxygen takes it for a function of that name.
+/// @cond
 template <class LossFunction, class Encode>
   requires(!std::is_same_v<Encode, MicrobatchOptions>)
 Microbatches(LossFunction, Encode, MicrobatchOptions = {}) -> Microbatches<LossFunction, Encode>;
