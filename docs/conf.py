@@ -38,6 +38,8 @@ templates_path = ["_templates"]
 html_theme = "furo"
 html_title = f"brim {version}"
 html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["_static"]
+html_css_files = ["brim.css"]
 html_copy_source = False
 html_show_sphinx = False
 
