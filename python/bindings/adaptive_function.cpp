@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "adaptive_call.h"
+#include "leaving_error.h"
 #include "python_error.h"
 
 namespace brim::python {
@@ -68,8 +69,23 @@ PyObject* with_arguments(PyObject* self, PyObject* const* values, Py_ssize_t cou
   return then(config, function.function, arguments);
 }
 
+/// Runs the body of an adaptive call. Its out-of-memory error is explained, unless another adaptive
+/// call is around it.
+template <class Body>
+PyObject* adapted(const Body& body) {
+  PyObject* result = nullptr;
+  {
+    const InAdaptiveCall inside;
+    result = called_by_python(body);
+  }
+  if (result == nullptr) [[unlikely]] {
+    explain_pending_error();
+  }
+  return result;
+}
+
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObject* names) {
-  return called_by_python([&] {
+  return adapted([&] {
     return with_arguments(self, values, PyVectorcall_NARGS(count), names,
                           [](const auto& config, PyObject* function, const auto& arguments) {
                             return adaptive_call(config, function, arguments, nullptr);
@@ -79,7 +95,7 @@ PyObject* call(PyObject* self, PyObject* const* values, std::size_t count, PyObj
 
 /// `function.record(*args, **kwargs)` → (result, `Attempts`).
 PyObject* record(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
-  return called_by_python([&] {
+  return adapted([&] {
     std::vector<Attempt> attempts;
     const py::object result = new_reference(
         with_arguments(self, values, count, names,

@@ -40,8 +40,11 @@ class ContextManager {
 
   /// Its Python class, to which the rest is added.
   /// @param must_be_open whether `__exit__` of one that is not open is an error.
+  /// @param seeing called with an exception that ends the block, while that is still open.
   static pybind11::class_<ContextManager> bind(pybind11::module_& m, const char* name,
-                                               const char* doc, bool must_be_open = true) {
+                                               const char* doc, bool must_be_open = true,
+                                               void (*seeing)(const ContextManager&,
+                                                              pybind11::handle) = nullptr) {
     return pybind11::class_<ContextManager>(m, name, doc)
         .def_property_readonly(
             "is_open", [](const ContextManager& self) { return self.open_; },
@@ -51,7 +54,10 @@ class ContextManager {
                self.cast<ContextManager&>().enter();
                return self;
              })
-        .def("__exit__", [must_be_open](ContextManager& self, const pybind11::args&) {
+        .def("__exit__", [must_be_open, seeing](ContextManager& self, const pybind11::args& error) {
+          if (seeing != nullptr && error.size() > 1 && !error[1].is_none()) {
+            seeing(self, error[1]);
+          }
           if (must_be_open || self.open_) {
             self.exit();
           }

@@ -92,6 +92,19 @@ bool is_counted(const at::Tensor& tensor) {
                                  c10::GetAllocator(c10::DeviceType::CPU)->raw_deleter();
 }
 
+/// Those that something in Python refers to beside the list. Torch keeps the Python object of a
+/// tensor that C++ alone holds, such as one that is saved for backward, by a reference of its own.
+py::list held_by_python(const py::list& tensors) {
+  py::list held;  // NOLINT(misc-const-correctness): it is filled below
+  for (const py::handle each : tensors) {
+    const bool is_shared = THPVariable_Unpack(each.ptr()).use_count() > 1;
+    if (Py_REFCNT(each.ptr()) > (is_shared ? 2 : 1)) {
+      held.append(each);
+    }
+  }
+  return held;
+}
+
 using PyBlockWatch = ContextManager<BlockWatch, c10::Device, std::int64_t>;
 
 }  // namespace
@@ -110,6 +123,7 @@ void register_explain(py::module_& m) {
                              })
       .def_property_readonly("least",
                              [](const PyBlockWatch& self) { return self.object().least(); })
+      .def_property_readonly("held", [](const PyBlockWatch& self) { return self.object().held(); })
       .def_property_readonly("clock",
                              [](const PyBlockWatch& self) { return self.object().clock(); })
       .def("blocks", [](const PyBlockWatch& self) {
@@ -121,6 +135,7 @@ void register_explain(py::module_& m) {
         return found;
       });
   m.def("is_counted", &is_counted);
+  m.def("held_by_python", &held_by_python);
   record<Holder>(m, "Holder", "", field("kind", &Holder::kind), field("where", &Holder::where),
                  field("bytes", &Holder::bytes), field("count", &Holder::count),
                  field("grows", &Holder::grows));

@@ -18,6 +18,7 @@
 #include "bindings.h"
 #include "context_manager.h"
 #include "interpreter.h"
+#include "leaving_error.h"
 #include "python_error.h"
 #include "record.h"
 
@@ -50,6 +51,7 @@ struct AskedBudget : Budget {
 };
 
 /// Keeps the limit as it was asked for, too.
+using PyBeyondBudget = ContextManager<BeyondBudget>;
 using PyBudget = ContextManager<AskedBudget, py::object, ByteLimit, c10::Device>;
 
 ByteLimit limit_argument(const py::object& limit, const std::string& name = "limit") {
@@ -216,7 +218,12 @@ Example:
 }
 
 void register_budget(py::module_& m) {
-  PyBudget::bind(m, "Budget", "A limit on the memory of a device; see brim.Budget.", false)
+  PyBeyondBudget::bind(m, "BeyondBudget", "For the little that must work when memory has run out.")
+      .def(py::init([] { return std::make_unique<PyBeyondBudget>("block"); }));
+  PyBudget::bind(m, "Budget", "A limit on the memory of a device; see brim.Budget.", false,
+                 [](const PyBudget& self, py::handle error) {
+                   explain_leaving(error, to_python(std::get<c10::Device>(self.arguments())));
+                 })
       .def(py::init([](const py::object& limit, const py::object& device) {
              return std::make_unique<PyBudget>("budget", limit, limit_argument(limit),
                                                resolve_device(device_argument(device)));

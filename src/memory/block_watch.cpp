@@ -1,5 +1,4 @@
 #include <brim/memory/block_watch.h>
-#include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -9,7 +8,6 @@
 #include <deque>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "fork.h"
 #include "memory/backend.h"
@@ -27,11 +25,11 @@ struct Places {
   std::unordered_map<std::string_view, std::int32_t> numbers;  // of texts
 };
 
-std::int64_t worth_noting(c10::Device device) {
+std::int64_t worth_noting(std::int64_t capacity) {
   constexpr std::int64_t kLeast = std::int64_t{4} << 10;
   constexpr std::int64_t kMost = std::int64_t{1} << 20;
   constexpr std::int64_t kShares = std::int64_t{1} << 16;
-  return std::clamp(memory_stats(device).limit / kShares, kLeast, kMost);
+  return std::clamp(capacity / kShares, kLeast, kMost);
 }
 
 }  // namespace
@@ -39,11 +37,13 @@ std::int64_t worth_noting(c10::Device device) {
 BlockWatch::BlockWatch(c10::Device device, std::int64_t least)
     : device_(resolve_device(device)), least_(least) {
   TORCH_CHECK_VALUE(least >= 0, "least must be a number of bytes or 0, got ", least);
-  if (least_ == 0) {
-    least_ = worth_noting(device_);
-  }
   DeviceBackend& backend = backend_for(device_);
   backend.prepare(device_);
+  const DeviceBackend::Room room = backend.headroom(device_);
+  held_ = room.allocated;
+  if (least_ == 0) {
+    least_ = worth_noting(room.allocated + room.free);
+  }
   live_ = backend.live_blocks();
   if (live_ != nullptr) {
     live_->open(least_);
@@ -64,16 +64,18 @@ std::vector<LiveBlock> BlockWatch::blocks() const {
   std::vector<LiveBlock> found = live_->blocks();
   // A caching allocator tells nobody at once what is freed; what it holds now decides.
   if (const auto segments = backend_for(device_).segments(device_)) {
-    std::unordered_set<std::int64_t> held;
+    std::unordered_map<std::int64_t, std::int64_t> held;  // bytes by address
     for (const AllocatorSegment& segment : *segments) {
       for (const auto& block : segment.blocks) {
         if (block.allocated) {
-          held.insert(block.address);
+          held.emplace(block.address, block.size);
         }
       }
     }
     std::erase_if(found, [&](const LiveBlock& block) {
-      return !held.contains(static_cast<std::int64_t>(block.address));
+      const auto now = held.find(static_cast<std::int64_t>(block.address));
+      // Smaller than what was noted: another one has its address now.
+      return now == held.end() || now->second < block.bytes;
     });
   }
   return found;

@@ -44,7 +44,20 @@ std::int64_t open_budget(const ByteLimit& limit, c10::Device device) {
   return bytes;
 }
 
+thread_local int beyond_budgets = 0;
+
 }  // namespace
+
+BeyondBudget::BeyondBudget() { ++beyond_budgets; }
+
+void BeyondBudget::close() noexcept {
+  if (!closed_) {
+    closed_ = true;
+    --beyond_budgets;
+  }
+}
+
+bool BeyondBudget::is_open() noexcept { return beyond_budgets > 0; }
 
 std::optional<std::int64_t> budget_in_force(c10::Device device) {
   OpenBudgets& open = open_budgets();

@@ -1,5 +1,6 @@
 #include "memory/cpu_allocator.h"
 
+#include <brim/memory/budget.h>
 #include <brim/memory/cpu.h>
 #include <brim/runtime.h>
 #include <c10/core/CPUAllocator.h>
@@ -178,6 +179,9 @@ void CpuAllocator::reserve(std::int64_t bytes) {
   std::int64_t held = bytes_held.load(std::memory_order_relaxed);
   do {
     for (std::int64_t allowed = 0; bytes > (allowed = limit()) - held;) {
+      if (BeyondBudget::is_open()) {
+        break;
+      }
       refuse(bytes, bytes - (allowed - held), held, allowed_by_budget(allowed, held));
       held = bytes_held.load(std::memory_order_relaxed);
     }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 import brim
+
 from .explained_failures import KINDS, DiagnosedError, failure
 
 
-def explained(kind: int, seed: int) -> tuple[str, str | None, brim.Explanation | None]:
+def explained(kind: int, seed: int) -> tuple[str, str | None, Any]:
     """The right cause, the one that was named, and the explanation."""
     failed = failure(kind, seed)
     limit = brim.budget(failed.budget, device="cpu") if failed.budget else contextlib.nullcontext()
@@ -25,18 +27,15 @@ def explained(kind: int, seed: int) -> tuple[str, str | None, brim.Explanation |
     raise AssertionError(f"kind {kind}, seed {seed} did not fail")
 
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+NAMED = (3, 4, 6)  # kinds whose growth has a line; what is added up in a graph has none of its own
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", range(KINDS))
-def test_the_right_cause_comes_first(kind: int) -> None:
-    for seed in range(6):
-        right, named, explanation = explained(kind, seed)
-        assert named == right, f"seed {seed}:\n{explanation}"
-
-
-def test_growth_is_named_by_the_line_that_made_it() -> None:
-    for kind in (3, 4, 6):
-        _, _, explanation = explained(kind, 0)
-        assert explanation is not None
+def test_the_right_cause_comes_first(kind: int, seed: int) -> None:
+    right, named, explanation = explained(kind, seed)
+    assert named == right, explanation
+    if kind in NAMED:
         growing = [one.where for one in explanation.held if one.grows]
-        assert any("explained_failures.py" in where or "linear.py" in where for where in growing), (
-            explanation
-        )
+        assert any("explained_failures.py" in where for where in growing), explanation

@@ -46,6 +46,8 @@ class BRIM_API BlockWatch {
 
   [[nodiscard]] c10::Device device() const { return device_; }
   [[nodiscard]] std::int64_t least() const { return least_; }
+  /// What all tensors there held when it was opened.
+  [[nodiscard]] std::int64_t held() const { return held_; }
   /// Those in use, oldest first.
   [[nodiscard]] std::vector<LiveBlock> blocks() const;
   /// Now, by the clock of LiveBlock::made_at.
@@ -54,6 +56,7 @@ class BRIM_API BlockWatch {
  private:
   c10::Device device_;
   std::int64_t least_;
+  std::int64_t held_ = 0;
   LiveBlocks* live_;  // null: the device cannot tell
 };
 

@@ -54,4 +54,23 @@ class BRIM_API Budget {
   bool closed_ = false;
 };
 
+/// While one lives, what its thread allocates on the CPU may exceed budgets: for the little that
+/// has to work when memory has run out, such as a report of it.
+class BRIM_API BeyondBudget {
+ public:
+  BeyondBudget();
+  ~BeyondBudget() { close(); }
+  BeyondBudget(const BeyondBudget&) = delete;
+  BeyondBudget& operator=(const BeyondBudget&) = delete;
+
+  /// Ends it early. On the thread that made it.
+  void close() noexcept;
+
+  /// Whether this thread has one.
+  [[nodiscard]] static bool is_open() noexcept;
+
+ private:
+  bool closed_ = false;
+};
+
 }  // namespace brim

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
@@ -25,6 +27,7 @@ from brim.memory import DeviceLike
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_LINES = "put `with brim.explain():` around the code to see the lines that made it"
 _STEP = "put the step into a function and decorate it with @brim.explain() to see what would help"
 
 
@@ -48,13 +51,11 @@ class Explaining:
     def __init__(self, device: DeviceLike = None, *, html: str | Path | None = None) -> None:
         self._device = _C.BlockWatch(device).device
         self._html = html
-        self._watches: list[_C.BlockWatch] = []
+        self._open: list[_Block] = []
         self.explanation: Explanation | None = None
 
     def __enter__(self) -> Explaining:
-        watch = _C.BlockWatch(self._device)
-        watch.__enter__()
-        self._watches.append(watch)
+        self._open.append(self._begin(None))
         return self
 
     def __exit__(
@@ -63,12 +64,22 @@ class Explaining:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        watch = self._watches.pop()
+        self._end(self._open.pop(), error)
+
+    def _begin(self, call: Call | None) -> _Block:
+        block = _Block(self, _C.BlockWatch(self._device), call)
+        block.watch.__enter__()
+        _here.blocks.append(block)
+        return block
+
+    def _end(self, block: _Block, error: BaseException | None) -> None:
         try:
             if error is not None:
-                self._tell(error, watch, None)
+                self._tell(error, block)
         finally:
-            watch.__exit__(None, None, None)
+            if block in _here.blocks:  # else another thread has opened it
+                _here.blocks.remove(block)
+            block.watch.__exit__(None, None, None)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: a call that runs out of memory is replayed, to see what helps.
@@ -87,24 +98,25 @@ class Explaining:
 
         @functools.wraps(function)
         def explained(*args: P.args, **kwargs: P.kwargs) -> R:
-            stats = _C.memory_stats(self._device)
-            call = Call(function, args, kwargs, self._device, stats.limit, stats.allocated)
-            watch = _C.BlockWatch(self._device)
-            with watch:
-                try:
-                    return function(*args, **kwargs)
-                except Exception as error:
-                    self._tell(error, watch, call)
-                    raise
+            block, failure = self._begin(Call(function, args, kwargs, self._device)), None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                failure = error
+                raise
+            finally:
+                self._end(block, failure)
+                del failure  # else the error would refer to this frame, and the frame to the error
 
         return explained
 
-    def _tell(self, error: BaseException, watch: _C.BlockWatch | None, call: Call | None) -> None:
-        """Explain an error, once: the innermost block knows most."""
+    def _tell(self, error: BaseException, block: _Block | None) -> None:
+        """Explain an error, once: where it is first seen most is known."""
         if not _C.classify_error(error) or hasattr(error, "explanation"):
             return
         try:
-            self.explanation = explanation_of(error, self._device, watch, call)
+            with _C.BeyondBudget():
+                self.explanation = explanation_of(error, self._device, block)
         except Exception as failure:  # the program's own error counts more
             warn(f"brim.explain failed: {type(failure).__name__}: {failure}")
             return
@@ -117,24 +129,52 @@ class Explaining:
             Path(self._html).write_text(self.explanation.to_html(), encoding="utf-8")
 
 
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """An open block, or a call of a decorated function."""
+
+    told: Explaining
+    watch: _C.BlockWatch
+    call: Call | None
+
+
+class _Here(threading.local):
+    """The open blocks of this thread."""
+
+    def __init__(self) -> None:
+        self.blocks: list[_Block] = []
+
+
+_here = _Here()
+
+
+def _explain_leaving(error: BaseException, device: torch.device | None) -> None:
+    """Explain an error that leaves a budget or an adaptive call, for the block around that."""
+    block = _here.blocks[-1] if _here.blocks else None
+    told = Explaining(device or _C.classify_error(error).device) if block is None else block.told
+    told._tell(error, block)
+
+
+_C.provide(explain_leaving=_explain_leaving)
+
+
 def explanation_of(
-    error: BaseException,
-    device: torch.device,
-    watch: _C.BlockWatch | None = None,
-    call: Call | None = None,
+    error: BaseException, device: torch.device, block: _Block | None = None
 ) -> Explanation:
     """Why memory ran out, who holds it now, and what would help the call, if it is known."""
+    watch, call = (block.watch, block.call) if block else (None, None)
     cause = _C.classify_error(error)
     where = cause.device or device
-    if where.type == device.type:
+    if where.type == device.type or stats_of(where) is None:
         where = device
     stats = _C.memory_stats(where)
     resident = _C.host_memory().resident if where.type == "cpu" else 0
     held = held_on(where, watch) if where == device else Held([], 0)
     shortage = _C.diagnose(cause, stats, resident, held.holders, held.grown)
-    if call is None or where != device:
-        return Explanation(where, shortage, held.holders, notes=(_STEP,))
-    return _replayed(call, shortage, held.holders)
+    if call is None or watch is None or where != device:
+        notes = (_STEP,) if watch is not None else (_LINES, _STEP)
+        return Explanation(where, shortage, held.holders, notes=notes)
+    return _replayed(call._replace(limit=stats.limit, held=watch.held), shortage, held.holders)
 
 
 def _replayed(call: Call, shortage: _C.Shortage | None, held: list[_C.Holder]) -> Explanation:
@@ -226,10 +266,12 @@ def explain(
         raise TypeError("html is for a block: of an Explanation, write told.to_html() to the file")
     target = target_device(device)
     stats = stats_of(target)
-    if capacity is None and stats is None:
+    if capacity is not None:
+        limit, held = bytes_of("capacity", capacity, target), 0
+    elif stats is not None:
+        limit, held = stats.limit, stats.allocated
+    else:
         raise ValueError(f"capacity must be given, such as 24GiB: {target} is not there")
-    limit = stats.limit if capacity is None and stats else bytes_of("capacity", capacity, target)
-    held = 0 if capacity is not None or stats is None else stats.allocated
     with bar("explain", "operator") as step:
         replays = Replays(Call(fn, args, kwargs, target, limit, held), step)
         remedies = [] if replays.fits else replays.remedies()
@@ -259,7 +301,7 @@ def explain_uncaught(*, device: DeviceLike = None) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        told._tell(error, None, None)
+        told._tell(error, None)
         before(kind, error, traceback)
 
     sys.excepthook = hook

@@ -32,10 +32,11 @@ class Held(NamedTuple):
 
 def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
     """All that is known: tensors that Python knows, and blocks noted by an open watch."""
-    live = gc.get_objects()
+    live = _Live()
     owners = _owners(live, device)
-    tensors = _storages((each for each in live if isinstance(each, torch.Tensor)), device)
-    uses = _uses_of_weights(live)
+    tensors = _storages(live.tensors, device)
+    in_python = _storages(_C.held_by_python(live.tensors), device)
+    uses = _uses_of_weights(live.tensors)
     noted = {} if watch is None else {block[0]: block for block in watch.blocks()}
     clock = 0 if watch is None else watch.clock
     blocks, in_graphs = list[_C.HeldBlock](), 0
@@ -43,7 +44,7 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
         owner = owners.get(address)
         if owner is not None:
             kind, where = owner
-        elif address in tensors:
+        elif address in in_python:
             kind, where = Kind.other, place
         elif place.startswith("backward of"):
             kind, where = Kind.temporary, place
@@ -52,9 +53,10 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
             in_graphs += size
         kept_on = kind in _LASTING or (kind is Kind.activation and uses < _MANY_USES)
         blocks.append(_C.HeldBlock(size, made_at, kind, where, kept_on))
-    for address, size in {**tensors}.items():
+    for address, size in tensors.items():
         if address not in noted:
-            kind, where = owners.get(address, Owner(Kind.other, ""))
+            kind = Kind.other if address in in_python else Kind.activation
+            kind, where = owners.get(address, Owner(kind, ""))
             blocks.append(_C.HeldBlock(size, -1, kind, where, True))
     grown = int(in_graphs * (1 - 1 / uses)) if uses >= _MANY_USES else 0
     return Held(_C.holders_of(blocks, clock), grown)
@@ -65,29 +67,51 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
 _MANY_USES = 3
 
 
-def _owners(live: list[Any], device: torch.device) -> dict[int, Owner]:
+class _Live:
+    """What Python's garbage collector knows that matters here."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.modules: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        of_type: dict[type, list[Any] | None] = {}
+        for each in gc.get_objects():
+            kind = type(each)  # not isinstance(), which would ask proxies what they stand for
+            if kind not in of_type:
+                of_type[kind] = self._list_for(kind)
+            found = of_type[kind]
+            if found is not None:
+                found.append(each)
+
+    def _list_for(self, kind: type) -> list[Any] | None:
+        if issubclass(kind, torch.Tensor):
+            return self.tensors
+        if issubclass(kind, torch.nn.Module):
+            return self.modules
+        return self.optimizers if issubclass(kind, torch.optim.Optimizer) else None
+
+
+def _owners(live: _Live, device: torch.device) -> dict[int, Owner]:
     """Storages of modules and optimizers by address; of a module inside another, the outer one."""
-    modules = [each for each in live if isinstance(each, torch.nn.Module)]
-    inner = {id(child) for each in modules for child in each._modules.values()}
+    inner = {id(child) for each in live.modules for child in each._modules.values()}
     owners: dict[int, Owner] = {}
 
     def add(tensors: Any, kind: Kind, where: str) -> None:
         for address in _storages(tensors, device):
             owners.setdefault(address, Owner(kind, where))
 
-    for module in modules:
+    for module in live.modules:
         if id(module) in inner:
             continue
         name, weights = type(module).__name__, list(module.parameters())
         add((*weights, *module.buffers()), Kind.parameter, name)
         add((each.grad for each in weights), Kind.gradient, name)
-    for each in live:
-        if isinstance(each, torch.optim.Optimizer):
-            states = [value for state in each.state.values() for value in state.values()]
-            add(states, Kind.optimizer_state, type(each).__name__)
-            weights = [one for group in each.param_groups for one in group["params"]]
-            add(weights, Kind.parameter, type(each).__name__)
-            add((one.grad for one in weights), Kind.gradient, type(each).__name__)
+    for each in live.optimizers:
+        states = [value for state in each.state.values() for value in state.values()]
+        add(states, Kind.optimizer_state, type(each).__name__)
+        weights = [one for group in each.param_groups for one in group["params"]]
+        add(weights, Kind.parameter, type(each).__name__)
+        add((one.grad for one in weights), Kind.gradient, type(each).__name__)
     return owners
 
 
@@ -107,12 +131,10 @@ def _storages(tensors: Any, device: torch.device) -> dict[int, int]:
     return found
 
 
-def _uses_of_weights(live: list[Any]) -> float:
+def _uses_of_weights(tensors: list[torch.Tensor]) -> float:
     """How often a weight is used in graphs that still hold what backward needs; the median."""
     uses: Counter[Any] = Counter()
-    todo = [
-        each.grad_fn for each in live if isinstance(each, torch.Tensor) and each.grad_fn is not None
-    ]
+    todo = [each.grad_fn for each in tensors if each.grad_fn is not None]
     seen = set(todo)
     while todo and len(seen) < _MOST_NODES:
         node = todo.pop()

@@ -58,7 +58,7 @@ class Call(NamedTuple):
         args: its arguments.
         kwargs: its keyword arguments.
         device: whose memory counts.
-        limit: bytes that the device may hold.
+        limit: bytes that the device may hold; looked up when the call has failed.
         held: by all tensors of this process before the call.
     """
 
@@ -66,8 +66,8 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     device: torch.device
-    limit: int
-    held: int
+    limit: int = 0
+    held: int = 0
 
 
 class Replays:

@@ -63,6 +63,20 @@ TEST_F(Budgets, AllowsUpToTheLastByteAndNoMore) {
   EXPECT_EQ(held() - base_, 1000);
 }
 
+TEST_F(Budgets, OneThreadMayGoBeyondThem) {
+  const Budget budget(base_ + 1000, at::kCPU);
+  {
+    BeyondBudget beyond;
+    const at::Tensor more = tensor_of(2000);
+    EXPECT_EQ(held(), base_ + 2000);
+    in_threads(1, [](int) { EXPECT_THROW(tensor_of(1), c10::OutOfMemoryError); });
+    beyond.close();
+    EXPECT_THROW(tensor_of(1), c10::OutOfMemoryError);
+  }
+  EXPECT_NO_THROW(tensor_of(1000));
+  EXPECT_THROW(tensor_of(1001), c10::OutOfMemoryError);
+}
+
 TEST_F(Budgets, FreedBytesCanBeUsedAgain) {
   const Budget budget(base_ + 1000, at::kCPU);
   for (int i = 0; i < 5; ++i) {
