@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 import brim
 
 DOCS = Path(__file__).parent
@@ -20,7 +22,8 @@ pages.draw(GENERATED / "pictures")
 measured.draw(GENERATED / "pictures")
 
 project = "brim"
-author = "the authors of brim"
+author = "the brim authors"
+project_copyright = f"2026, {author}"
 version = release = brim.__version__
 
 extensions = [
@@ -35,8 +38,12 @@ exclude_patterns = ["pictures"]
 templates_path = ["_templates"]
 
 html_theme = "furo"
-html_title = "brim"
+html_title = f"brim {version}"
 html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["_static"]
+html_css_files = ["brim.css"]
+html_copy_source = False
+html_show_sphinx = False
 
 # MyST: anchors of headings as GitHub makes them, so that links work there too.
 myst_heading_anchors = 4
@@ -66,7 +73,18 @@ suppress_warnings = [
 nitpick_ignore_regex = [
     ("py:.*", r"(?!brim\.).*"),
     ("py:.*", r"brim\.(.*\.)?_.*"),
+    ("py:class", r"brim\.data\.shards\.Reader"),  # internal: it has no page
     ("py:.*", r"brim\..*\.[A-Z]"),
     ("cpp:.*", r".*"),
     ("std:ref", r".*_8h"),  # what a class is included from
 ]
+
+
+def setup(app: Sphinx) -> None:
+    """Leave out the fields of named tuples, which "Attributes" of their docstrings describe."""
+    app.connect(
+        "autodoc-skip-member",
+        lambda _app, _what, _name, member, skip, _options: (
+            skip or type(member).__name__ == "_tuplegetter"
+        ),
+    )

@@ -12,6 +12,7 @@ A block's first line says what becomes of it:
     ```text of examples/x.py        what something else printed
     ```cpp                          statements: compiled as the body of a function
     ```cpp declarations             compiled as it stands
+    ```cpp same as examples/cpp/x.cpp   also: it is that file, word for word (cmake too)
     ```console                      commands after `$`: those of `brim` are run, jobs in a slow test
                                     (a comment behind one is a line that it printed, up to numbers)
 

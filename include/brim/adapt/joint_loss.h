@@ -185,8 +185,11 @@ class Microbatches : public detail::MicrobatchSteps {
   Encode encode_;
 };
 
+// Doxygen takes it for a function of that name.
+/// @cond
 template <class LossFunction, class Encode>
   requires(!std::is_same_v<Encode, MicrobatchOptions>)
 Microbatches(LossFunction, Encode, MicrobatchOptions = {}) -> Microbatches<LossFunction, Encode>;
+/// @endcond
 
 }  // namespace brim

@@ -36,7 +36,7 @@ bool is_plain(const at::Tensor& input, std::initializer_list<const MaybeTensor*>
          });
 }
 
-/// As torch's own function takes the way to its kernels.
+/// Dispatches as at::batch_norm does.
 BatchNormResult run(const at::Tensor& input, const MaybeTensor& weight, const MaybeTensor& bias,
                     const MaybeTensor& running_mean, const MaybeTensor& running_var, bool training,
                     double momentum, double eps) {
