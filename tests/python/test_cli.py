@@ -183,7 +183,7 @@ def test_demo_without_matplotlib(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "required: COMMAND, one of info, demo, probe, audit, estimate, plan (see brim"),
+        ([], "required: COMMAND, one of info, demo, probe, audit, estimate, plan, run (s"),
         (["--nonsense"], "required: COMMAND, one of info, demo, probe"),
         (["probe", "torch:empty"], "required: --sizes; for example: brim probe train.py:step --s"),
         (["audit", "torch.nn:ReLU", "4,10"], "required: --input; for example: brim audit torchvi"),

@@ -37,7 +37,7 @@ class Explanation:
         ...     return torch.zeros(n, 1024).exp().sum()
         >>> told = brim.explain(work, 64, device="cpu", capacity="1MiB")
         >>> told.cause, told.need
-        (None, 524292)
+        (None, 524288)
     """
 
     def __init__(
