@@ -94,6 +94,7 @@ def build_wheel(source: Path, work: Path, cuda: bool) -> Path:
     settings = {
         "build-dir": (work / "cmake").absolute(),  # the same for every run, for ccache's sake
         "cmake.define.BRIM_CUDA": "ON" if cuda else "OFF",
+        "cmake.define.CMAKE_CUDA_ARCHITECTURES": "all-major",  # not only the GPU that is here
     }
     # No cache: pip would take the wheel of an earlier run.
     options = ["--no-build-isolation", "--no-cache-dir", "--no-deps", "--wheel-dir", work / "built"]
