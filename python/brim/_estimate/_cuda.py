@@ -64,6 +64,11 @@ def choose_cuda(
         # No kernel runs, so checkpoints need no random state of the device.
         ("utils.checkpoint.get_device_states", lambda *_: ([], [])),
     ]
+    if moves:
+        # A checkpoint opens both regions again, the CPU's inside, which would end CUDA's here.
+        of_both = torch.utils.checkpoint._get_autocast_kwargs  # type: ignore[attr-defined]
+        place = "utils.checkpoint._get_autocast_kwargs"
+        replacements.append((place, lambda *args, **kwargs: (of_both(*args, **kwargs)[0],) * 2))
     if not torch.cuda.is_available():  # an H200 is assumed
         replacements.append(("cuda.get_device_capability", lambda *_, **__: (9, 0)))
     for place, replacement in replacements:
