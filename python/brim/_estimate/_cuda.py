@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 
 from brim._estimate._autocast import Autocast
 from brim._estimate._cuda_rnns import LSTM, MODES
@@ -66,7 +67,7 @@ def choose_cuda(
     ]
     if moves:
         # A checkpoint opens both regions again, the CPU's inside, which would end CUDA's here.
-        of_both = torch.utils.checkpoint._get_autocast_kwargs  # type: ignore[attr-defined]
+        of_both: Callable[..., Any] = checkpoint._get_autocast_kwargs
         place = "utils.checkpoint._get_autocast_kwargs"
         replacements.append((place, lambda *args, **kwargs: (of_both(*args, **kwargs)[0],) * 2))
     if not torch.cuda.is_available():  # an H200 is assumed
