@@ -91,10 +91,10 @@ def tie_to_torch(pyproject: Path, minor: str) -> None:
 def build_wheel(source: Path, work: Path, cuda: bool) -> Path:
     """Builds it, and gives it the tag of the oldest Linux that it runs on."""
     say(f"Wheel, {'with' if cuda else 'without'} libbrim_cuda")
+    os.environ.setdefault("CUDAARCHS", "all-major")  # not only the GPU that is here
     settings = {
         "build-dir": (work / "cmake").absolute(),  # the same for every run, for ccache's sake
         "cmake.define.BRIM_CUDA": "ON" if cuda else "OFF",
-        "cmake.define.CMAKE_CUDA_ARCHITECTURES": "all-major",  # not only the GPU that is here
     }
     # No cache: pip would take the wheel of an earlier run.
     options = ["--no-build-isolation", "--no-cache-dir", "--no-deps", "--wheel-dir", work / "built"]
