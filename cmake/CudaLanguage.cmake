@@ -14,9 +14,10 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(CMAKE_CUDA_COMPILER "${BRIM_NVCC}")
   endif()
 endif()
-# One per generation, and PTX for later ones.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-  set(CMAKE_CUDA_ARCHITECTURES all-major CACHE STRING "GPUs to build kernels for")
+  include(CudaArchitectures)
+  brim_cuda_architectures(_architectures)
+  set(CMAKE_CUDA_ARCHITECTURES ${_architectures} CACHE STRING "GPUs to build kernels for")
 endif()
 
 check_language(CUDA)

@@ -1,4 +1,4 @@
-"""Makes dist/brim-VERSION.tar.gz and a wheel for the installed torch, and tries the wheel out.
+"""Makes brim-VERSION.tar.gz and a wheel for the installed torch, and tries the wheel out.
 
 The wheel is built from the source distribution, so that a file missing there is noticed. Binaries
 fit one minor version of torch: the wheel's version names it and its metadata requires it.
@@ -12,12 +12,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import venv
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-DIST = Path("dist")
 TORCHS_LIBRARIES = ["libtorch*.so*", "libc10*.so*"]
 NOT_IN_THE_ARCHIVE = re.compile(r"\.|Dockerfile$")  # as sdist.exclude of pyproject.toml says
 
@@ -58,7 +58,7 @@ def expect_same(what: str, found: set[str], expected: set[str]) -> None:
         )
 
 
-def source_distribution(work: Path) -> Path:
+def source_distribution(work: Path, dist: Path) -> Path:
     """Makes the archive and returns the directory it is unpacked to."""
     say("Source distribution")
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", work / "sdist", ".")
@@ -71,7 +71,7 @@ def source_distribution(work: Path) -> Path:
         found = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file()}
         expected = {file for file in tracked if not NOT_IN_THE_ARCHIVE.match(file)}
         expect_same("files of the archive", found, expected | {"PKG-INFO"})
-    shutil.copy(archive, DIST)
+    shutil.copy(archive, dist)
     return source
 
 
@@ -91,6 +91,7 @@ def tie_to_torch(pyproject: Path, minor: str) -> None:
 def build_wheel(source: Path, work: Path, cuda: bool) -> Path:
     """Builds it, and gives it the tag of the oldest Linux that it runs on."""
     say(f"Wheel, {'with' if cuda else 'without'} libbrim_cuda")
+    os.environ.setdefault("CUDAARCHS", "all-major")  # not only the GPU that is here
     settings = {
         "build-dir": (work / "cmake").absolute(),  # the same for every run, for ccache's sake
         "cmake.define.BRIM_CUDA": "ON" if cuda else "OFF",
@@ -129,7 +130,9 @@ def environment_with(wheel: Path, work: Path) -> Path:
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not (packages / entry.name).exists() and not entry.name.startswith("brim"):
             (packages / entry.name).symlink_to(entry)
+    begin = time.monotonic()
     run(python, "-m", "pip", "install", "--quiet", "--no-index", wheel)
+    print(f"pip install took {time.monotonic() - begin:.1f} s")
     return python
 
 
@@ -149,10 +152,10 @@ def try_out(python: Path, work: Path, cuda: bool) -> None:
     run(consumer / "consumer")
 
 
-def try_wheels_of_other_torches(python: Path, wheel: Path, work: Path) -> None:
-    """Those in dist/ from earlier runs say in one sentence that this torch is not theirs."""
+def try_wheels_of_other_torches(python: Path, wheel: Path, work: Path, dist: Path) -> None:
+    """Those in `dist` from earlier runs say in one sentence that this torch is not theirs."""
     mine, tags = wheel.name.split("-", 2)[1:]
-    for other in sorted(DIST.glob(f"brim-*-{tags}")):
+    for other in sorted(dist.glob(f"brim-*-{tags}")):
         if other.name.split("-")[1] == mine:
             continue
         say(f"Importing {other.name} with this torch")
@@ -171,23 +174,24 @@ def try_wheels_of_other_torches(python: Path, wheel: Path, work: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuda", action="store_true", help="with libbrim_cuda and its kernels")
+    parser.add_argument("--dist", type=Path, default=Path("dist"), help="directory of the result")
     parser.add_argument("work", type=Path, help="directory for intermediate files, made anew")
     arguments = parser.parse_args()
-    work, cuda = arguments.work, arguments.cuda
+    work, dist, cuda = arguments.work, arguments.dist, arguments.cuda
     shutil.rmtree(work, ignore_errors=True)
-    DIST.mkdir(exist_ok=True)
+    dist.mkdir(exist_ok=True)
     os.environ.pop("PYTHONPATH", None)  # else another brim might be imported
 
-    source = source_distribution(work)
+    source = source_distribution(work, dist)
     tie_to_torch(source / "pyproject.toml", ".".join(version("torch").split(".")[:2]))
     wheel = build_wheel(source, work, cuda)
     say("Trying it out")
-    run(sys.executable, "-m", "twine", "check", "--strict", *DIST.glob("*.tar.gz"), wheel)
+    run(sys.executable, "-m", "twine", "check", "--strict", *dist.glob("*.tar.gz"), wheel)
     check_libraries(wheel, work, cuda)
     python = environment_with(wheel, work)
     try_out(python, work, cuda)
-    try_wheels_of_other_torches(python, wheel, work)
-    say(f"Made {shutil.copy(wheel, DIST)}")
+    try_wheels_of_other_torches(python, wheel, work, dist)
+    say(f"Made {shutil.copy(wheel, dist)}")
 
 
 if __name__ == "__main__":

@@ -183,11 +183,10 @@ def test_demo_without_matplotlib(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "required: COMMAND, one of info, demo, probe, audit, estimate, plan, run (s"),
+        ([], "required: COMMAND, one of info, demo, probe, audit, estimate, plan, run (see"),
         (["--nonsense"], "required: COMMAND, one of info, demo, probe"),
         (["probe", "torch:empty"], "required: --sizes; for example: brim probe train.py:step --s"),
         (["audit", "torch.nn:ReLU", "4,10"], "required: --input; for example: brim audit torchvi"),
-        (["plan"], "required: file; for example: brim plan lengths.txt --max-total-size 16384"),
         (["nonsense"], "nonsense"),
         (["demo", "--scale", "0"], "--scale"),
         (["demo", "--scale", "x"], "--scale"),

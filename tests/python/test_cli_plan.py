@@ -146,8 +146,8 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["lengths.pt"], "must end in .txt, .csv, .npy"),
         (["wrong.txt"], "got 'three' in line 1"),
         (["empty.txt"], "empty.txt holds no lengths"),
-        (["negative.txt"], "lengths must be whole numbers of at least 0, got -5 at index 1"),
-        (["fractions.txt"], "fractions.txt: lengths must be whole numbers of at least 0, got 2.5"),
+        (["negative.txt"], "got '-5' in line 1"),
+        (["fractions.txt"], "fractions.txt: must hold whole numbers of at least 0 between spaces"),
         (["nan.npy"], "nan.npy: lengths must be whole numbers of at least 0, got nan at index 1"),
         (["wrong.npy"], "holds no numbers that numpy.save or numpy.savez wrote"),
         (["matrix.npy"], "matrix.npy: lengths must have one dimension, got shape (2, 3)"),
@@ -232,9 +232,17 @@ def test_standard_input_is_a_file_of_text(
 
     given(Path("lengths.csv").read_bytes())
     assert figures_of(capsys, "-", *words) == expected
+    given(Path("lengths.txt").read_bytes())
+    assert figures_of(capsys, *words) == expected  # a pipe needs no name
+    wrong = "standard input: must hold whole numbers of at least 0 .* got"
     for data, text in (
         (b"", "standard input holds no lengths"),
-        (b"5 x", "standard input: must hold only numbers .* got 'x' in line 1"),
+        (b"5 x", f"{wrong} 'x' in line 1"),
+        (b"length\n5\n6", f"{wrong} 'length' in line 1"),
+        (b"5\n6, 7\n\n8 2.5", f"{wrong} '2.5' in line 4"),
+        (b"5\n-6", f"{wrong} '-6' in line 2"),
+        (b"5\nnan", f"{wrong} 'nan' in line 2"),
+        (b"5\n6\n9223372036854775808", f"{wrong} '9223372036854775808' in line 3"),
         (Path("lengths.npy").read_bytes(), "standard input: is no text"),
     ):
         given(data)
@@ -243,6 +251,16 @@ def test_standard_input_is_a_file_of_text(
     given(b"5")
     assert main(["plan", "-", *words, "--column", "a"]) == 2
     assert "standard input has no columns" in capsys.readouterr().err
+
+
+def test_a_terminal_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert main(["plan", "--max-total-size", "9"]) == 2
+    errors = capsys.readouterr().err
+    assert "required: file; for example: brim plan lengths.txt --max-total-size 16384" in errors
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

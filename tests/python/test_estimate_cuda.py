@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import brim
 
@@ -37,6 +38,25 @@ def test_autocast_of_cuda_halves_what_is_kept() -> None:
     full = brim.estimate(step, False, device="cuda", capacity="80GiB")
     half = brim.estimate(step, True, device="cuda", capacity="80GiB")
     assert half.by_kind["activation"] == pytest.approx(full.by_kind["activation"] / 2, rel=0.15)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # as the user names it; both become CUDA
+def test_checkpoints_under_autocast_run_again_in_its_type(device: str, reentrant: bool) -> None:
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)]
+
+    def step(x: torch.Tensor, again: bool) -> None:
+        with torch.autocast(device, torch.bfloat16):
+            for layer in layers:
+                x = checkpoint(layer, x, use_reentrant=reentrant) if again else layer(x)
+        x.float().sum().backward()
+
+    def kept(again: bool) -> int:
+        x = torch.rand(4096, 64, requires_grad=True)
+        predicted = brim.estimate(step, x, again, device="cuda", capacity="1GiB")
+        return predicted.by_kind["activation"]
+
+    assert kept(again=True) < 0.9 * kept(again=False)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")  # torch 2.11 on RMSNorm under autocast

@@ -468,6 +468,7 @@ def test_a_program_is_run_and_explained(tmp_path: Path) -> None:
     assert "OutOfMemoryError" in ran.stderr
     assert "cause: memory that grows" in ran.stderr
     assert "leaks.py:8" in ran.stderr
+    assert "runpy" not in ran.stderr  # the traceback begins in the program
     assert "memory that grows" in (tmp_path / "r.html").read_text()
 
 

@@ -152,6 +152,40 @@ def test_the_finder_sets_the_attribute_of_a_data_module() -> None:
     assert data.hparams.rows == finder.optimal_batch_size == 32
 
 
+def test_the_size_found_is_in_module_hparams_and_data_module_and_a_failure_leaves_none() -> None:
+    class Data(lightning.LightningDataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 3
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(Net(40).loader().dataset, batch_size=self.batch_size)
+
+    class Failing(Net):
+        def __init__(self, most: int) -> None:
+            super().__init__()
+            self.save_hyperparameters({"batch_size": 5})
+            self.most = most
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if len(batch[0]) > self.most:
+                raise ArithmeticError("a defect of the step, not memory")
+            return super().training_step(batch, batch_idx)
+
+    net, data, finder = Failing(most=99), Data(), BatchSizeFinder()
+    run = trainer(finder, max_steps=1)
+    run.fit(net, datamodule=data)
+    assert net.batch_size == net.hparams.batch_size == data.batch_size == 32
+    assert finder.optimal_batch_size == 32
+    assert run._checkpoint_connector.dump_checkpoint()["hyper_parameters"]["batch_size"] == 32
+
+    net, data = Failing(most=15), Data()
+    with pytest.raises(ArithmeticError, match="a defect of the step"):
+        trainer(BatchSizeFinder(), max_steps=1).fit(net, datamodule=data)
+    assert max(net.seen) <= 15
+    assert (net.batch_size, net.hparams.batch_size, data.batch_size) == (8, 5, 3)
+
+
 def test_the_finder_and_steps_in_parts_work_together(held: int) -> None:
     net, finder, steps = Large(), BatchSizeFinder(), AdaptiveSteps()
     with brim.budget(brim.memory_stats("cpu").allocated + ROOM, device="cpu"):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 
 from brim._estimate._autocast import Autocast
 from brim._estimate._cuda_rnns import LSTM, MODES
@@ -64,6 +65,11 @@ def choose_cuda(
         # No kernel runs, so checkpoints need no random state of the device.
         ("utils.checkpoint.get_device_states", lambda *_: ([], [])),
     ]
+    if moves:
+        # A checkpoint opens both regions again, the CPU's inside, which would end CUDA's here.
+        of_both: Callable[..., Any] = checkpoint._get_autocast_kwargs
+        place = "utils.checkpoint._get_autocast_kwargs"
+        replacements.append((place, lambda *args, **kwargs: (of_both(*args, **kwargs)[0],) * 2))
     if not torch.cuda.is_available():  # an H200 is assumed
         replacements.append(("cuda.get_device_capability", lambda *_, **__: (9, 0)))
     for place, replacement in replacements:

@@ -1,5 +1,7 @@
 """Predict the peak memory of a function without running it.
 
+With --hub-config, of a training step of a Hugging Face model, from its config.json alone.
+
 Exits with 1 if it does not fit, and with 2 if that is not known without `--capacity`.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +19,20 @@ import brim
 from brim._estimate._target import target_device
 from brim._state.reach import Reachable
 from brim.cli import arguments as types
+from brim.cli import hub_config
 from brim.cli.result import Result, add_output_options
 
 HELP = "the peak memory of a function, without running it"
-EXAMPLE = "  brim estimate train.py:step 64 --device cuda --capacity 24GiB --html step.html"
+EXAMPLE = """\
+  brim estimate train.py:step 64 --device cuda --capacity 24GiB --html step.html
+  brim estimate --hub-config config.json --batch 8 --length 1024 --device cuda --capacity 24GiB"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options: the function, the device and its capacity."""
     parser.add_argument(
         "function",
+        nargs="?",
         type=types.function,
         help="module:function or file.py:function, such as one training step of a model that the "
         "module makes",
@@ -49,13 +56,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calls",
         type=types.whole(1),
-        default=1,
-        help="calls in a row; 2 for a step after the first one",
+        help="calls in a row (default: 1); 2 for a step after the first one (with --hub-config: 2)",
     )
     parser.add_argument(
         "--convert",
         action="store_true",
         help='compare with the modules that it uses after brim.convert(module, recompute="cheap")',
+    )
+    hub = parser.add_argument_group("a training step of a Hugging Face model")
+    hub.add_argument("--hub-config", type=Path, metavar="FILE", help="the model's config.json")
+    hub.add_argument("--batch", type=types.whole(1), metavar="N", help="samples (default: 8)")
+    hub.add_argument("--length", type=types.whole(1), metavar="N", help="tokens (default: 512)")
+    hub.add_argument(
+        "--dtype", choices=hub_config.DTYPES, help="of the weights (default: what the file says)"
+    )
+    hub.add_argument(
+        "--autocast", choices=("bfloat16", "float16"), help="mixed precision in the forward"
+    )
+    hub.add_argument("--optimizer", choices=hub_config.OPTIMIZERS, help="default: adamw")
+    hub.add_argument(
+        "--checkpointing", action="store_true", help="compute layers again in backward"
     )
     add_output_options(parser, plot=True, html=True)
 
@@ -79,10 +99,14 @@ def _device(text: str) -> torch.device:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Trace; the status is 1 if it does not fit, and 2 if that is not known."""
+    training = _training(arguments)
     types.check_no_model(arguments.function)
     types.check_call(arguments.function, *arguments.values)
     found = _estimated(arguments)
     parts, figures = found._parts(), found.to_dict()
+    if training is not None:
+        figures["training"] = training.figures(found)
+        parts = [*training.lines(found), "", *parts]
     converted = _converted(arguments) if arguments.convert else None
     if converted is not None:
         peak, held = map(brim.format_bytes, (converted.peak, converted.held_before))
@@ -101,6 +125,26 @@ def run(arguments: argparse.Namespace) -> Result:
     )
 
 
+def _training(arguments: argparse.Namespace) -> hub_config.Training | None:
+    """The step of `--hub-config`, which becomes the function; None for a function of the user's."""
+    options = {name: getattr(arguments, name) for name in hub_config.OPTIONS}
+    if arguments.hub_config is None:
+        if arguments.function is None:
+            raise ValueError(
+                "a function is missing, or a model with --hub-config; for example: "
+                + EXAMPLE.partition("\n")[0].strip()
+            )
+        if given := next((name for name, value in options.items() if value), None):
+            raise ValueError(f"--{given} goes with --hub-config")
+        return None
+    if arguments.function is not None:
+        raise ValueError("give either a function or --hub-config, not both")
+    training = hub_config.training(arguments.hub_config, **options)
+    arguments.function, arguments.values = hub_config.step, training.arguments
+    arguments.calls = arguments.calls or 2
+    return training
+
+
 def _ask_for_capacity(device: torch.device) -> None:
     print(
         f"brim estimate: give --capacity, such as --capacity 24GiB: {device} is not there, so "
@@ -116,7 +160,7 @@ def _estimated(arguments: argparse.Namespace) -> brim.Estimate:
             *arguments.values,
             device=arguments.device,
             capacity=arguments.capacity,
-            calls=arguments.calls,
+            calls=arguments.calls or 1,
         )
     except RuntimeError as error:
         if brim.is_out_of_memory(error) or isinstance(error, brim.EstimateError):

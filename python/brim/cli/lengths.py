@@ -31,13 +31,13 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
     """The lengths in a file, one per sample.
 
     Args:
-        path: text has numbers between spaces, commas or line ends; `.npy` one array; `.npz`, Arrow
-            and Parquet have several columns. Of lists, texts and bytes the lengths are taken. `-`
-            is text from standard input.
+        path: text has whole numbers between spaces, commas or line ends; `.npy` one array; `.npz`,
+            Arrow and Parquet have several columns. Of lists, texts and bytes the lengths are taken.
+            `-` is text from standard input.
         column: which of them; may be None if there is only one.
 
     Raises:
-        ValueError: if the file has something else, or no such column.
+        ValueError: if the file has something else, or no such column; for text it names the line.
     """
     ending = ".txt" if path == _STANDARD_INPUT else path.suffix.lower()
     if column is not None and ending in (".txt", ".csv", ".npy"):
@@ -80,12 +80,15 @@ def _read_text(path: Path, column: str | None) -> Any:
     for place, line in enumerate(lines, start=1):
         for word in line.split():
             try:
-                numbers.append(int(word) if word.isdecimal() else float(word))
+                number = int(word) if word.isdecimal() else float(word)
             except ValueError:
+                number = -1
+            if not (0 <= number < 2**63 and number % 1 == 0):
                 raise ValueError(
-                    "must hold only numbers between spaces, commas or line ends, without a header; "
-                    f"got {word!r} in line {place}"
-                ) from None
+                    "must hold whole numbers of at least 0 between spaces, commas or line ends, "
+                    f"without a header; got {word!r} in line {place}"
+                )
+            numbers.append(number)
     return numbers
 
 

@@ -2,7 +2,7 @@
 
 The lengths are whole numbers in a text file (between spaces, commas or line ends), or a column of
 a .npy, .npz, .arrow, .feather or .parquet file; of lists or strings in it the lengths are taken.
-`-` is standard input, as text.
+`-` is standard input, as text; so is no file at all behind a pipe.
 
 Exits with 1 if a sample is left out because it is over the budget, or if there is no batch.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ HELP = "batches of samples of different lengths, under a budget"
 EXAMPLE = """\
   brim plan lengths.txt --max-total-size 16384 --shuffle --seed 0 --output plan.npz
   brim plan data.parquet --column tokens --method bucket --max-total-size 8192
-  cut -f 2 samples.tsv | brim plan - --max-total-size 16384
+  cut -f 2 samples.tsv | brim plan --max-total-size 16384
 
 reading the plan again:
   batches = pyarrow.parquet.read_table("plan.parquet")["indices"].to_pylist()
@@ -50,6 +51,7 @@ _BARS = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the samplers."""
     add = parser.add_argument
+    is_piped = sys.stdin is not None and not sys.stdin.isatty()
     buckets = parser.add_mutually_exclusive_group()
 
     def number(
@@ -59,8 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add(
         "file",
+        nargs="?" if is_piped else None,
+        default="-",
         type=lengths_file,
-        help="the lengths: text, .npy, .npz, .arrow, .parquet, …, or - for standard input",
+        help="the lengths: text, .npy, .npz, .arrow, .parquet, …, or - for standard input, which "
+        "need not be named behind a pipe",
     )
     add("--column", help="which column of the file, if it has several")
     add("--max-total-size", metavar="N", type=_number, help="the budget of a batch")

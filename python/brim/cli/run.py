@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from types import TracebackType
 
 import brim
 from brim.cli import arguments as types
@@ -19,6 +20,7 @@ from brim.cli.result import Result
 
 HELP = "run a program, and explain it if it runs out of memory"
 EXAMPLE = "  brim run --html report.html train.py --epochs 3"
+_RUNPY = (runpy.__file__, "<frozen runpy>")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +64,16 @@ def run(arguments: argparse.Namespace) -> Result:
             return Result([], {}, status=1)
         return Result([], {}, status=said.code or 0)
     except Exception as error:
+        error.__traceback__ = _in_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         return Result([], {}, status=1)
     finally:
         sys.argv, sys.path[0] = before
     return Result([], {})
+
+
+def _in_program(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without what runs the program, as `python train.py` prints it."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, *_RUNPY):
+        trace = trace.tb_next
+    return trace

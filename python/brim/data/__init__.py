@@ -20,6 +20,7 @@ from brim.data.bucket import BucketBatchSampler, Buckets, create_buckets, least_
 from brim.data.collate import DocumentPart, PackedCollator, SplitDocuments
 from brim.data.even import Even, even
 from brim.data.fit import FitReport
+from brim.data.fit_attempts import FitAttempt
 from brim.data.mixture import Mixture, mix
 from brim.data.ordered import SizeAwareBatchSampler, size_aware_batching
 from brim.data.packed import PackedBatchSampler
@@ -34,6 +35,7 @@ __all__ = [
     "Buckets",
     "DocumentPart",
     "Even",
+    "FitAttempt",
     "FitReport",
     "Mixture",
     "PackedBatch",

@@ -20,6 +20,7 @@ from brim._state.undo import Restore, Undo
 from brim._warn import warn
 from brim.data.agree import measured_together
 from brim.data.base import BatchSamplerBase
+from brim.data.fit_attempts import FitAttempt, Observed
 from brim.data.ranks import RankSource
 from brim.data.sizes import (
     Limits,
@@ -123,6 +124,7 @@ class FittedBatchSampler(BatchSamplerBase):
         probes: int = 7,
         state: Mapping[str, Any] | None = None,
         restore: Restore = True,
+        observer: Callable[[FitAttempt], object] | None = None,
         progress: bool = True,
         **options: Any,
     ) -> Self:
@@ -164,6 +166,8 @@ class FittedBatchSampler(BatchSamplerBase):
                 random state of torch, NumPy and `random`. Else these things themselves, as in
                 `brim.Options`; False for nothing. Copies take memory of the host; with True none is
                 made of parameters that do not require gradients.
+            observer: called with each `FitAttempt` after it ended, such as `print`, for a log of
+                what takes long. On several ranks each has its own.
             progress: whether to show a bar on a terminal if it takes long.
             **options: keywords of the sampler; for `SizeAwareBatchSampler` also `sampler`, the
                 order of the samples.
@@ -204,6 +208,8 @@ class FittedBatchSampler(BatchSamplerBase):
             raise TypeError(f"dataset must have samples by index, got {shown(dataset)}: {form}")
         if state is None:
             check_callable("work", work)
+        if observer is not None:
+            check_callable("observer", observer)
         if signature := refused(work, 1):
             raise TypeError(f"work must take a batch, as work(batch), but it takes {signature}")
         # They have defaults only for the sake of these sentences.
@@ -217,7 +223,7 @@ class FittedBatchSampler(BatchSamplerBase):
         with measured_together(ranks.now(), alone=state is not None) as together:
             return cls._fit(
                 *(dataset, work, sizeof, budget, device, cost, collate_fn, probes, state),
-                *(restore, progress, options, together),
+                *(restore, observer, progress, options, together),
             )
 
     @classmethod
@@ -233,6 +239,7 @@ class FittedBatchSampler(BatchSamplerBase):
         probes: int,
         state: Mapping[str, Any] | None,
         restore: Restore,
+        observer: Callable[[FitAttempt], object] | None,
         progress: bool,
         options: dict[str, Any],
         together: _C.FitRanks | None,
@@ -301,20 +308,24 @@ class FittedBatchSampler(BatchSamplerBase):
             return made
         weights = None
         with Undo(restore, work, collate_fn) as undo, bar("fit", "batch", enabled=progress) as step:
+            observed = Observed(run, observer, device)
 
             def measured(indices: list[int]) -> None:
-                run(indices)
+                observed(indices)
                 step(f"{len(indices)} samples")
 
-            if several and cost == "sum":
-                columns = given_sizes.shape[1]
-                flat = given_sizes.flatten()
-                weights = _C.fit_weights(flat, columns, measured, limit, device, together)
-                sizes = _combined(given_sizes, weights)
-            maximum, found, error = _C.fit_batching(
-                *(sizes.flatten(), measured, batching, cost == "padded", limit, device, probes),
-                *(together, padded_sizes),
-            )
+            try:
+                if several and cost == "sum":
+                    columns = given_sizes.shape[1]
+                    flat = given_sizes.flatten()
+                    weights = _C.fit_weights(flat, columns, measured, limit, device, together)
+                    sizes = _combined(given_sizes, weights)
+                maximum, found, error = _C.fit_batching(
+                    *(sizes.flatten(), measured, batching, cost == "padded", limit, device, probes),
+                    *(together, padded_sizes),
+                )
+            finally:
+                observed.tell()
         # torch's cache stays as it is: in these blocks all batches have fitted.
         report = FitReport(runs, limit, error, "" if restore is False else str(undo))
         _logger.info("%s.fit: %s", cls.__name__, str(report).replace("\n", "; "))

@@ -37,14 +37,16 @@ class BatchSizeFinderLogic:
     random state and progress are as before afterwards; no checkpoint is written. Works under DDP
     too, where the least size of all ranks is taken.
 
+    The size found is written to the attribute `batch_arg_name` of the module, its `hparams` and the
+    data module, wherever there is one. After an error of the work each has its own as before.
+
     Args:
         mode: `"power"` for the largest `init_val` times a power of 2, `"binsearch"` for the largest
             size at all, less `margin`.
         steps_per_trial: how many steps are run with a size.
         init_val: the first size.
         max_trials: how many sizes are tried at most; about ten are enough.
-        batch_arg_name: the attribute that holds the batch size, of the module, of its `hparams`, or
-            of the data module.
+        batch_arg_name: the attribute that holds the batch size.
         margin: the share of the size that is taken off in the mode `"binsearch"`.
         max_val: the largest size to try. The size of the data set is a limit too.
 
@@ -123,6 +125,7 @@ class BatchSizeFinderLogic:
             return
         trial = _Trial(self._package, trainer, pl_module, self._name, self._steps)
         with Undoing() as after, _changes_of(trainer, pl_module) as undo:
+            trial.put_size_back(undo)  # an error of the work leaves none of ours
             _silence(after, undo, self._package, trainer, pl_module)
             self.optimal_batch_size = trial.least_of_ranks(self._search(trial))
         trial.set_size(self.optimal_batch_size)
@@ -172,7 +175,17 @@ class _Trial:
         self._lengths: dict[int, int] = {}  # of batches, by the size that was set
         self.device = trainer.strategy.root_device
 
+    def put_size_back(self, undo: Undoing) -> None:
+        """When the block ends, each holder of the attribute has its own of now."""
+        name, holders = self._name, self._utilities.parsing._lightning_get_all_attr_holders
+        for holder in holders(self._module, name):
+            if isinstance(holder, dict):
+                undo.callback(functools.partial(holder.update, {name: holder[name]}))
+            else:
+                undo.callback(functools.partial(setattr, holder, name, getattr(holder, name)))
+
     def set_size(self, size: int) -> None:
+        """In the module, its `hparams` and the data module: in all that have the attribute."""
         self._utilities.parsing.lightning_setattr(self._module, self._name, size)
 
     def samples(self) -> int:

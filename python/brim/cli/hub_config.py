@@ -1,0 +1,206 @@
+"""A training step of a Hugging Face model, from its config file alone: no weights, no network."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import brim
+from brim._table import Part, Table
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+    "sgd": torch.optim.SGD,
+    "momentum": functools.partial(torch.optim.SGD, momentum=0.9),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OPTIONS = ("batch", "length", "dtype", "autocast", "optimizer", "checkpointing")
+
+# What a model takes for its loss, by the end of its name: one number per sample or per token.
+_TARGETS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "ForCausalLM": (("labels",), True),
+    "LMHeadModel": (("labels",), True),
+    "ForMaskedLM": (("labels",), True),
+    "ForConditionalGeneration": (("labels",), True),
+    "ForTokenClassification": (("labels",), True),
+    "ForSequenceClassification": (("labels",), False),
+    "ForImageClassification": (("labels",), False),
+    "ForQuestionAnswering": (("start_positions", "end_positions"), False),
+    "Model": ((), False),
+}
+
+
+@dataclass
+class Training:
+    """What a training step needs, all of it on the meta device.
+
+    Attributes:
+        name: the model's class.
+        arguments: of `step`.
+        samples: what a batch consists of, in words.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    samples: str
+
+    def figures(self, found: brim.Estimate) -> dict[str, Any]:
+        """What training takes, of an estimate of two steps, in bytes but for the parameters."""
+        model = self.arguments[0]
+        trained = [each for each in model.parameters() if each.requires_grad]
+        kept = (*model.parameters(), *model.buffers())
+        return {
+            "model": self.name,
+            "parameters": sum(each.numel() for each in model.parameters()),
+            "weights": sum(each.nbytes for each in kept),
+            "gradients": sum(each.nbytes for each in trained),
+            "optimizer_state": found.by_kind.get("optimizer state", 0),
+            "peak": found.held_before + found.peak,
+        }
+
+    def lines(self, found: brim.Estimate) -> list[Part]:
+        """The same for people."""
+        figures = self.figures(found)
+        count = figures["parameters"]
+        names = {"weights": "weights", "gradients": "gradients", "optimizer_state": "optimizer"}
+        rows = [[text, brim.format_bytes(figures[name])] for name, text in names.items()]
+        last = ["peak of a step, all included", brim.format_bytes(figures["peak"])]
+        return [
+            f"{self.name}, {count:,} parameters; a batch of {self.samples}",
+            "",
+            Table(["training", "bytes"], rows, last=last),
+        ]
+
+
+def step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: dict[str, torch.Tensor],
+    autocast: torch.dtype | None,
+) -> None:
+    """One step: forward, backward, optimizer."""
+    device = next(model.parameters()).device.type
+    with nullcontext() if autocast is None else torch.autocast(device, autocast):
+        output: Any = model(**inputs)
+        loss = output["loss"] if "loss" in output else output[0].mean()
+    del output  # as in transformers' Trainer: backward then needs no logits
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def training(
+    file: Path,
+    *,
+    batch: int | None = None,
+    length: int | None = None,
+    dtype: str | None = None,
+    autocast: str | None = None,
+    optimizer: str | None = None,
+    checkpointing: bool = False,
+) -> Training:
+    """Build the model that a config file describes, and what a step takes.
+
+    Args:
+        file: `config.json`, as models on the Hugging Face hub have it.
+        batch: how many samples; None for 8.
+        length: their tokens; None for 512, or fewer if the model takes no more.
+        dtype: of the weights; None for what the file says, else float32.
+        autocast: the type of mixed precision in the forward; None for none.
+        optimizer: a name of `OPTIMIZERS`; None for AdamW.
+        checkpointing: whether layers are computed again in backward.
+
+    Raises:
+        ImportError: without transformers.
+        ValueError: if the file is no config, or not of a model that brim makes inputs for.
+    """
+    given = _read(file)
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError(
+            "--hub-config needs transformers: pip install 'brim[transformers]'"
+        ) from None
+    for key, known in (("model_type", transformers.CONFIG_MAPPING), ("architectures", None)):
+        if not given.get(key):
+            raise ValueError(f"{file} has no {key!r}, which says what model it is of")
+        if known is not None and given[key] not in known:
+            raise ValueError(
+                f"transformers {transformers.__version__} knows no model of the type "
+                f"{given[key]!r}, which {file} names"
+            )
+    name = given["architectures"][0]
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        raise ValueError(f"transformers {transformers.__version__} has no {name}, named by {file}")
+    config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
+    config.use_cache = False  # as its Trainer does
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[dtype] if dtype else getattr(config, "dtype", None) or before)
+    try:
+        with torch.device("meta"):
+            model = kind(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.train()
+    if checkpointing:
+        # Its name from transformers 5.23 on, and before.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    inputs, samples = _inputs(model, name, batch or 8, length)
+    made = OPTIMIZERS[optimizer or "adamw"](model.parameters())
+    mixed = DTYPES[autocast] if autocast else None
+    return Training(name, (model, made, inputs, mixed), samples)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        given = json.loads(file.read_text())
+    except OSError:
+        raise FileNotFoundError(f"there is no file {file}") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{file} must hold a JSON object, got a {type(given).__name__}")
+    return given
+
+
+def _inputs(
+    model: Any, name: str, batch: int, length: int | None
+) -> tuple[dict[str, torch.Tensor], str]:
+    """A batch for the model, with what its loss needs, and what it consists of."""
+    targets = next((found for end, found in _TARGETS.items() if name.endswith(end)), None)
+    main, config = model.main_input_name, model.config
+    if targets is None or main not in ("input_ids", "pixel_values"):
+        raise ValueError(
+            f"brim makes no inputs for {name}: write a function with a step of it, and call "
+            "brim estimate file.py:function"
+        )
+    names, per_token = targets
+    with torch.device("meta"):
+        if main == "pixel_values":
+            if length is not None:
+                raise ValueError(f"--length is for tokens, and {name} takes images")
+            size = getattr(config, "image_size", 224)
+            height, width = (size, size) if isinstance(size, int) else size
+            inputs = {main: torch.empty(batch, config.num_channels, height, width)}
+            samples = f"{batch} images of {height} × {width}"
+        else:
+            most = getattr(config.get_text_config(), "max_position_embeddings", None) or 2**63
+            if length is not None and length > most:
+                raise ValueError(f"--length must be at most {most} for this {name}, got {length}")
+            length = min(512, most) if length is None else length
+            inputs = {main: torch.empty(batch, length, dtype=torch.int64)}
+            if config.is_encoder_decoder and not names:
+                inputs["decoder_input_ids"] = inputs[main]
+            samples = f"{batch} × {length} tokens"
+        shape = (batch, length) if per_token and length else (batch,)
+        inputs |= {each: torch.empty(shape, dtype=torch.int64) for each in names}
+    return inputs, samples
