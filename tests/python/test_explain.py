@@ -391,15 +391,23 @@ def test_what_the_call_changes_is_as_if_it_had_not_been_explained(counted: None)
         assert plain is None if watched is None else torch.equal(watched, plain)
 
 
-def test_what_cannot_be_replayed_is_explained_without_remedies(counted: None) -> None:
-    def branching(batch: torch.Tensor) -> None:
-        if batch.sum() > 1e9:
-            return
-        torch.zeros(1 << 24)
+def branching(batch: torch.Tensor) -> None:
+    if batch.sum() > 1e9:
+        return
+    torch.zeros(1 << 24)
 
+
+def in_microbatches(batch: torch.Tensor) -> None:
+    brim.Microbatches(lambda part: (part * torch.zeros(1 << 24)).sum())(batch)
+
+
+@pytest.mark.parametrize("work", [branching, in_microbatches])
+def test_what_cannot_be_replayed_is_explained_without_remedies(
+    work: Callable[[torch.Tensor], None], counted: None
+) -> None:
     explained = brim.explain(device="cpu")
     with pytest.raises(torch.OutOfMemoryError), brim.budget("32MiB", device="cpu"):
-        explained(branching)(torch.ones(8))
+        explained(work)(torch.ones(8))
     assert explained.explanation.remedies == []
     assert any("could not be replayed" in note for note in explained.explanation.notes)
 

@@ -249,3 +249,13 @@ def test_batch_normalisation_that_only_the_loss_function_reaches_is_refused_in_p
     brim.Microbatches(loss_fn, size=4, allow=nn.BatchNorm1d)(x)
     net.eval()
     brim.Microbatches(loss_fn, size=4)(x)
+
+
+def test_an_estimate_of_a_call_is_refused() -> None:
+    model = nn.Linear(4, 1)
+    step = brim.Microbatches(lambda part: model(part).square().mean(), model=model)
+    with pytest.raises(TypeError, match="Microbatches finds its size by running"):
+        brim.estimate(step, torch.ones(16, 4), device="cpu")
+    assert type(model.weight) is nn.Parameter
+    step(torch.ones(16, 4))
+    assert model.weight.grad is not None

@@ -16,7 +16,6 @@ import torch
 
 from brim import _C
 from brim._arguments import runs_in_parts, shown
-from brim._estimate import EstimateError
 from brim._estimate._target import bytes_of, stats_of, target_device
 from brim._explain._explanation import Explanation
 from brim._explain._held import Held, held_on
@@ -196,7 +195,7 @@ def _replayed(call: Call, shortage: _C.Shortage | None, held: list[_C.Holder]) -
     with bar("explain", "operator") as step:
         try:
             replays = Replays(call, step)
-        except EstimateError as error:
+        except Exception as error:  # EstimateError, or the program's own on fake tensors
             note = f"the call could not be replayed, so no remedies are known: {error}"
             return Explanation(call.device, shortage, held, limit=call.limit, notes=(note,))
         remedies = [] if shortage is None and replays.fits else replays.remedies()
