@@ -203,7 +203,7 @@ class Replays:
         peak = self._outside + report.held_before + report.peak
         yield Remedy(
             "optimizer state in 8 bits",
-            "bitsandbytes.optim.AdamW8bit(…)",
+            "bitsandbytes.optim.AdamW8bit(…) for AdamW",
             peak,
             self.need - peak,
             peak <= self._call.limit,
