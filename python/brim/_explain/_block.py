@@ -28,6 +28,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CALLS = 64  # the last ones, whose beginnings are remembered
+_GROWTH = "memory that grows"
+_LET_GO = "let go of it: keep loss.item() instead of loss, detach what is kept, or clear the list"
 _LINES = "put `with brim.explain():` around the code to see the lines that made it"
 _STEP = "put the step into a function and decorate it with @brim.explain() to see what would help"
 
@@ -101,7 +103,7 @@ class Explaining:
                     watch.__enter__()
             held.append(watch.in_use)
             call = Call(function, args, kwargs, self._device, held=held[-1])
-            block, failure = _Block(self, watch, call, held), None
+            block, failure = _Block(self, watch, call, held, watch.clock), None
             _here.blocks.append(block)
             try:
                 return function(*args, **kwargs)
@@ -141,6 +143,7 @@ class _Block:
     watch: _C.BlockWatch
     call: Call | None = None
     held: Sequence[int] = ()  # when this call and those before it began
+    began: int | None = None  # this call, by the clock of the watch
 
     def end(self, error: BaseException | None) -> None:
         try:
@@ -175,31 +178,49 @@ def explanation_of(
     error: BaseException, device: torch.device, block: _Block | None = None
 ) -> Explanation:
     """Why memory ran out, who holds it now, and what would help the call, if it is known."""
-    watch, call, starts = (block.watch, block.call, block.held) if block else (None, None, ())
+    watch, call = (block.watch, block.call) if block else (None, None)
+    starts, began = (block.held, block.began) if block else ((), None)
     cause = _C.classify_error(error)
     where = cause.device or device
     if where.type == device.type or stats_of(where) is None:
         where = device
     stats = _C.memory_stats(where)
     resident = _C.host_memory().resident if where.type == "cpu" else 0
-    held = held_on(where, watch) if where == device else Held([], 0)
+    held = held_on(where, watch, began) if where == device else Held([], 0)
     grown = max(held.grown, _C.left_by_calls(starts))
     shortage = _C.diagnose(cause, stats, resident, held.holders, grown)
+    notes = _notes(shortage, held.holders)
     if call is None or where != device:
-        notes = (_STEP,) if watch is not None else (_LINES, _STEP)
+        notes += (_STEP,) if watch is not None else (_LINES, _STEP)
         return Explanation(where, shortage, held.holders, notes=notes)
-    return _replayed(call._replace(limit=stats.limit), shortage, held.holders)
+    return _replayed(call._replace(limit=stats.limit), shortage, held.holders, notes)
 
 
-def _replayed(call: Call, shortage: _C.Shortage | None, held: list[_C.Holder]) -> Explanation:
+def _notes(shortage: _C.Shortage | None, held: list[_C.Holder]) -> tuple[str, ...]:
+    if shortage is None:
+        return ()
+    notes: tuple[str, ...] = (_LET_GO,) if shortage.cause == _GROWTH else ()
+    rest = shortage.in_use - sum(one.bytes for one in held)
+    if held and rest > shortage.in_use // 20:
+        gone = (
+            f"{_C.format_bytes(rest)} more were in use: released by the error, or in small blocks"
+        )
+        notes += (gone,)
+    return notes
+
+
+def _replayed(
+    call: Call, shortage: _C.Shortage | None, held: list[_C.Holder], told: tuple[str, ...]
+) -> Explanation:
     with bar("explain", "operator") as step:
         try:
             replays = Replays(call, step)
         except Exception as error:  # EstimateError, or the program's own on fake tensors
             note = f"the call could not be replayed, so no remedies are known: {error}"
-            return Explanation(call.device, shortage, held, limit=call.limit, notes=(note,))
-        remedies = [] if shortage is None and replays.fits else replays.remedies()
-    notes = replays.base.assumptions
+            return Explanation(call.device, shortage, held, limit=call.limit, notes=(*told, note))
+        grows = shortage is not None and shortage.cause == _GROWTH
+        remedies = [] if shortage is None and replays.fits else replays.remedies(grows=grows)
+    notes = (*told, *replays.base.assumptions)
     if shortage is not None and replays.fits:
         notes = ("the replayed call fits: what the cause above names made it fail", *notes)
     return Explanation(

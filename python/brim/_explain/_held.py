@@ -31,8 +31,12 @@ class Held(NamedTuple):
     grown: int
 
 
-def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
-    """All that is known: tensors that Python knows, and blocks noted by an open watch."""
+def held_on(device: torch.device, watch: _C.BlockWatch | None, began: int | None = None) -> Held:
+    """All that is known: tensors that Python knows, and blocks noted by an open watch.
+
+    `began` is when the call that failed began, by the watch's clock: what was made since has not
+    been left by an earlier one.
+    """
     live = _Live()
     owners = _owners(live, device)
     tensors = _storages(live.tensors, device)
@@ -49,18 +53,26 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None) -> Held:
         if kind is Kind.other and address not in in_python:  # held by C++ alone
             kind = Kind.temporary if place.startswith("backward of") else Kind.activation
         for_backward = kind is Kind.activation or address in in_graph
-        in_graphs += size if for_backward else 0
-        # What one call keeps until it ends does not grow. Whether a call has ended nobody says: of
+        # What one call keeps until it ends does not grow. If nobody says when a call began: of
         # graphs, how often they use a weight; of the rest, that the program's own line keeps it.
-        one_call = uses < _MANY_USES if for_backward else is_installed(where)
+        if began is not None:
+            one_call = made_at < 0 or made_at >= began
+        else:
+            one_call = uses < _MANY_USES if for_backward else is_installed(where)
+        in_graphs += size if for_backward and not one_call else 0
         blocks.append(_C.HeldBlock(size, made_at, kind, where, kind in _LASTING or one_call))
-    grown = int(in_graphs * (1 - 1 / uses)) if uses >= _MANY_USES else 0
-    return Held(_C.holders_of(blocks, clock), grown)
+    left = in_graphs if began is not None else int(in_graphs * (1 - 1 / max(uses, 1)))
+    return Held(_C.holders_of(blocks, clock), left)
 
 
 # A weight that is used so often in graphs that are alive: by as many calls, whose graphs something
 # keeps, unless one call uses it in a loop.
 _MANY_USES = 3
+
+
+def _is_being_made(each: Any) -> bool:
+    """Whether it has no attributes yet, such as a copy of a module that ran out of memory."""
+    return not isinstance(each, torch.Tensor) and not each.__dict__
 
 
 class _Live:
@@ -76,7 +88,7 @@ class _Live:
             if kind not in of_type:
                 of_type[kind] = self._list_for(kind)
             found = of_type[kind]
-            if found is not None:
+            if found is not None and not _is_being_made(each):
                 found.append(each)
 
     def _list_for(self, kind: type) -> list[Any] | None:

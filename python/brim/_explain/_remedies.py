@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -91,10 +92,13 @@ class Replays:
         """Whether the call fits as it is."""
         return self.need <= self._call.limit
 
-    def remedies(self) -> list[Remedy]:
-        """What would help, best first: what fits before what does not, then by what it costs."""
+    def remedies(self, *, grows: bool = False) -> list[Remedy]:
+        """What would help, best first: what fits before what does not, then by what it costs.
+
+        Where memory grows from call to call, less per call only puts the failure off.
+        """
         found = list[Remedy]()
-        for way in (
+        ways = (
             self._without_graph,
             self._without_gradients,
             self._expandable,
@@ -102,7 +106,8 @@ class Replays:
             self._optimizer_in_8_bit,
             self._smaller_batch,
             self._in_bfloat16,
-        ):
+        )
+        for way in ways[:1] if grows else ways:
             try:
                 found += way()
             except EstimateError:
@@ -236,14 +241,13 @@ class Replays:
         saves = self.need - peak
         if self._made.ran_backward:
             parts = math.ceil(size / best)
-            yield Remedy(
-                f"{parts} microbatches of {math.ceil(size / parts)}",
+            rows = math.ceil(size / parts)
+            yield self._remedy(
+                f"{parts} microbatches of {rows}",
                 "brim.Microbatches(loss_fn, model=model)(batch)",
-                peak,
-                saves,
-                True,
-                0.0,
-                "the gradients of the whole batch; the optimizer's step stays outside of loss_fn",
+                self._traced(functools.partial(part, size=rows)),
+                note="the gradients of the whole batch; the optimizer's step stays outside of "
+                "loss_fn",
             )
         yield Remedy(
             f"batch {best} instead of {size}",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
+from torch._guards import active_fake_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Never, Unpack
 
@@ -35,6 +36,10 @@ from brim.adapt._split_check import SplitCheck
 
 Loss: TypeAlias = "torch.Tensor | tuple[torch.Tensor, float | torch.Tensor]"
 
+_FORESEEN = (
+    "Microbatches finds its size by running, so a call cannot be foreseen: estimate what it runs, "
+    "brim.estimate(lambda: loss_fn(batch).backward())"
+)
 _BUSY = (
     "a Microbatches runs inside of its own loss_fn, or in two threads at once: make one for each"
 )
@@ -278,6 +283,8 @@ class Microbatches:
         self._adaptive.clear()
 
     def _run(self, batch: Any, *, record: bool) -> tuple[torch.Tensor, Attempts]:
+        if active_fake_mode() is not None:
+            raise TypeError(_FORESEEN)
         own = object()
         with Undoing() as undo:
             undo.callback(functools.partial(self._leave, own))

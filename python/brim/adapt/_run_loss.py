@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 
 class RunLoss(torch.Tensor):
@@ -18,11 +17,6 @@ class RunLoss(torch.Tensor):
     @staticmethod
     def of(loss: torch.Tensor) -> torch.Tensor:
         """The same values."""
-        if isinstance(loss, FakeTensor):
-            raise TypeError(
-                "Microbatches finds its size by running, so a call cannot be foreseen: estimate "
-                "what it runs, brim.estimate(lambda: loss_fn(batch).backward())"
-            )
         return loss.as_subclass(RunLoss)
 
     def backward(self, *_: Any, **__: Any) -> None:
