@@ -300,7 +300,6 @@ def test_remedies_of_a_decorated_step_need_what_they_say(share: float, counted: 
         parts.name: lambda: step(batch[:rows]),
         smaller.name: lambda: step(batch[:size]),
         'recompute="auto"': lambda: within_auto(step, batch, limit),
-        "autocast": lambda: cast(step, batch),
     }
     for name, work in real.items():
         model.zero_grad()
@@ -319,11 +318,6 @@ def test_remedies_of_a_decorated_step_need_what_they_say(share: float, counted: 
 
 def within_auto(step: Callable[..., None], batch: torch.Tensor, limit: int) -> None:
     with brim.budget(limit, device="cpu"), brim.saving("auto"):
-        step(batch)
-
-
-def cast(step: Callable[..., None], batch: torch.Tensor) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
         step(batch)
 
 

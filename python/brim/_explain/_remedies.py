@@ -272,7 +272,8 @@ class Replays:
             "autocast",
             f'with torch.autocast("{kind}", torch.bfloat16):',
             self._traced(cast),
-            note="less exact",
+            note="less exact"
+            + ("; its kernels may take scratch memory beyond this" if kind == "cpu" else ""),
         )
 
 
