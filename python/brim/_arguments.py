@@ -100,6 +100,32 @@ def runs_in_parts(function: object) -> str:
     return ""
 
 
+def check_decorated(what: str, function: object, inside: str) -> None:
+    """Refuse what a decorator cannot open anew for each call.
+
+    Args:
+        what: the decorator, for the error.
+        function: what it got.
+        inside: what to do in a function that runs after its call has returned.
+
+    Example:
+        >>> check_decorated("a budget", 3, "open it inside")
+        Traceback (most recent call last):
+        TypeError: a budget decorates a function, below @classmethod and @staticmethod, got 3
+    """
+    if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
+        raise TypeError(
+            f"{what} decorates a function, below @classmethod and @staticmethod, got "
+            f"{shown(function)}"
+        )
+    kind = runs_in_parts(function) or runs_in_parts(type(function).__call__)
+    if kind:
+        raise TypeError(
+            f"{shown(function)} is {kind} function, which runs after the call has returned: "
+            f"{inside}"
+        )
+
+
 def refused(function: Any, count: int, *, more: bool = False) -> str:
     """The signature of a function that cannot be called with so many arguments; else empty.
 

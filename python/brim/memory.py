@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 import torch
 
 from brim import _C
-from brim._arguments import runs_in_parts, shown
+from brim._arguments import check_decorated
 from brim._C import Fragmentation, MemoryStats, OomCause, OomKind, PeakMeter
 from brim._warn import warn
 
@@ -108,17 +108,8 @@ class Budget(_C.Budget):
                 coroutine or a generator.
         """
         self._unused = False
-        if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
-            raise TypeError(
-                "a budget decorates a function, below @classmethod and @staticmethod, got "
-                f"{shown(function)}"
-            )
-        kind = runs_in_parts(function) or runs_in_parts(type(function).__call__)
-        if kind:
-            raise TypeError(
-                f"{shown(function)} is {kind} function, which runs after the call has returned: "
-                "open the budget inside of it, in a `with` block"
-            )
+        inside = "open the budget inside of it, in a `with` block"
+        check_decorated("a budget", function, inside)
 
         @functools.wraps(function)
         def limited(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from brim import _C
-from brim._arguments import runs_in_parts, shown
+from brim._arguments import check_decorated, shown
 from brim._estimate._target import bytes_of, stats_of, target_device
 from brim._explain._explanation import Explanation
 from brim._explain._held import Held, held_on
@@ -54,14 +54,14 @@ class Explaining:
     def __init__(self, device: DeviceLike = None, *, html: str | Path | None = None) -> None:
         self._device = _C.BlockWatch(device).device
         self._html = html
-        self._open: list[_Block] = []
+        self._open: list[tuple[_Block, _C.BlockWatch]] = []
         self.explanation: Explanation | None = None
 
     def __enter__(self) -> Explaining:
         watch = _C.BlockWatch(self._device)
         watch.__enter__()
-        self._open.append(_Block(self, watch))
-        _here.blocks.append(self._open[-1])
+        self._open.append((_Block(self, watch), watch))
+        _here.blocks.append(self._open[-1][0])
         return self
 
     def __exit__(
@@ -70,11 +70,11 @@ class Explaining:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        block = self._open.pop()
+        block, watch = self._open.pop()
         try:
             block.end(error)
         finally:
-            block.watch.__exit__(None, None, None)
+            watch.__exit__(None, None, None)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: a call that runs out of memory is replayed, to see what helps.
@@ -82,15 +82,8 @@ class Explaining:
         Raises:
             TypeError: if it is no function, or one that runs after its call has returned.
         """
-        if isinstance(function, (type, classmethod, staticmethod)) or not callable(function):
-            raise TypeError(f"explain() decorates a function, got {shown(function)}")
-        kind = runs_in_parts(function) or runs_in_parts(type(function).__call__)
-        if kind:
-            raise TypeError(
-                f"{shown(function)} is {kind} function, which runs after the call has returned: "
-                "open `with brim.explain():` inside of it"
-            )
-
+        inside = "open `with brim.explain():` inside of it"
+        check_decorated("explain()", function, inside)
         # Open from the first call on: what earlier calls left behind has lines, too.
         watch = _C.BlockWatch(self._device)
         held: deque[int] = deque(maxlen=_CALLS)
@@ -116,7 +109,7 @@ class Explaining:
 
         return explained
 
-    def _tell(self, error: BaseException, block: _Block | None) -> None:
+    def _tell(self, error: BaseException, block: _Block) -> None:
         """Explain an error, once: where it is first seen most is known."""
         if not _C.classify_error(error) or hasattr(error, "explanation"):
             return
@@ -137,10 +130,10 @@ class Explaining:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """An open block, or a call of a decorated function."""
+    """An open block, a call of a decorated function, or neither: then nothing was watched."""
 
     told: Explaining
-    watch: _C.BlockWatch
+    watch: _C.BlockWatch | None = None
     call: Call | None = None
     held: Sequence[int] = ()  # when this call and those before it began
     began: int | None = None  # this call, by the clock of the watch
@@ -166,32 +159,31 @@ _here = _Here()
 
 def _explain_leaving(error: BaseException, device: torch.device | None) -> None:
     """Explain an error that leaves a budget or an adaptive call, for the block around that."""
-    block = _here.blocks[-1] if _here.blocks else None
-    told = Explaining(device or _C.classify_error(error).device) if block is None else block.told
-    told._tell(error, block)
+    if _here.blocks:
+        block = _here.blocks[-1]
+    else:
+        block = _Block(Explaining(device or _C.classify_error(error).device))
+    block.told._tell(error, block)
 
 
 _C.provide(explain_leaving=_explain_leaving)
 
 
-def explanation_of(
-    error: BaseException, device: torch.device, block: _Block | None = None
-) -> Explanation:
+def explanation_of(error: BaseException, device: torch.device, block: _Block) -> Explanation:
     """Why memory ran out, who holds it now, and what would help the call, if it is known."""
-    watch, call = (block.watch, block.call) if block else (None, None)
-    starts, began = (block.held, block.began) if block else ((), None)
+    call = block.call
     cause = _C.classify_error(error)
     where = cause.device or device
     if where.type == device.type or stats_of(where) is None:
         where = device
     stats = _C.memory_stats(where)
     resident = _C.host_memory().resident if where.type == "cpu" else 0
-    held = held_on(where, watch, began) if where == device else Held([], 0)
-    grown = max(held.grown, _C.left_by_calls(starts))
+    held = held_on(where, block.watch, block.began) if where == device else Held([], 0)
+    grown = max(held.grown, _C.left_by_calls(block.held))
     shortage = _C.diagnose(cause, stats, resident, held.holders, grown)
     notes = _notes(shortage, held.holders)
     if call is None or where != device:
-        notes += (_STEP,) if watch is not None else (_LINES, _STEP)
+        notes += (_LINES, _STEP) if block.watch is None else (_STEP,)
         return Explanation(where, shortage, held.holders, notes=notes)
     return _replayed(call._replace(limit=stats.limit), shortage, held.holders, notes)
 
@@ -336,7 +328,7 @@ def explain_uncaught(*, device: DeviceLike = None) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        told._tell(error, None)
+        told._tell(error, _Block(told))
         before(kind, error, traceback)
 
     sys.excepthook = hook

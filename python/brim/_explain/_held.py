@@ -15,6 +15,9 @@ from brim._users_code import is_installed
 Kind = _C.MemoryKind
 _LASTING = (Kind.parameter, Kind.gradient, Kind.optimizer_state)
 _MOST_NODES = 200_000  # of a graph: some seconds
+# A weight that is used so often in graphs that are alive: by as many calls, whose graphs something
+# keeps, unless one call uses it in a loop.
+_MANY_USES = 3
 
 
 class Owner(NamedTuple):
@@ -63,11 +66,6 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None, began: int | None
         blocks.append(_C.HeldBlock(size, made_at, kind, where, kind in _LASTING or one_call))
     left = in_graphs if began is not None else int(in_graphs * (1 - 1 / max(uses, 1)))
     return Held(_C.holders_of(blocks, clock), left)
-
-
-# A weight that is used so often in graphs that are alive: by as many calls, whose graphs something
-# keeps, unless one call uses it in a loop.
-_MANY_USES = 3
 
 
 def _is_being_made(each: Any) -> bool:

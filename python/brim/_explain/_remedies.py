@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from brim import _C
 from brim._estimate import Estimate, EstimateError
@@ -115,7 +116,9 @@ class Replays:
         worth = [one for one in found if one.saves >= _WORTH * self.need]
         return sorted(worth, key=lambda one: not one.fits)  # stable: in the order of the ways
 
-    def _traced(self, fn: Callable[..., Any], **changed: Any) -> Traced:
+    def _traced(
+        self, fn: Callable[..., Any], *, recompute: str | None = None, room: float = math.inf
+    ) -> Traced:
         call = self._call
         with one_at_a_time:
             return traced(
@@ -125,8 +128,8 @@ class Replays:
                 call.device,
                 call.limit,
                 _CALLS,
-                changed.get("recompute"),
-                changed.get("room", math.inf),
+                recompute,
+                room,
                 self._step,
             )
 
@@ -222,9 +225,12 @@ class Replays:
         call = self._call
 
         def part(*args: Any, size: int, **kwargs: Any) -> Any:
-            return call.fn(*_cut(args, batch, size), **_cut(kwargs, batch, size))
+            def rows(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor[:size] if tensor.ndim > 0 else tensor
 
-        batch = size
+            args, kwargs = tree_map_only(torch.Tensor, rows, (args, kwargs))
+            return call.fn(*args, **kwargs)
+
         limit = max(call.limit - self._outside, 1)
         traces = Traces(
             part, "size", limit, call.args, call.kwargs, call.device, 1, size - 1, _CALLS
@@ -279,29 +285,6 @@ class Replays:
 
 def batch_size_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """The length that all tensors among the arguments have first; None if they differ."""
-    sizes = {each.shape[0] for each in _tensors((args, kwargs)) if each.ndim > 0}
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    sizes = {each.shape[0] for each in tensors if each.ndim > 0}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
-
-
-def _cut(value: Any, whole: int, size: int) -> Any:
-    """The same with the first rows of each tensor."""
-    if isinstance(value, torch.Tensor):
-        return value[:size] if value.ndim > 0 and value.shape[0] == whole else value
-    if isinstance(value, dict):
-        return {key: _cut(each, whole, size) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        cut = [_cut(each, whole, size) for each in value]
-        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
-        return type(value)(*cut) if is_named else type(value)(cut)
-    return value
