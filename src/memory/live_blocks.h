@@ -1,5 +1,6 @@
 #pragma once
 
+#include <brim/export.h>
 #include <brim/memory/block_watch.h>
 
 #include <atomic>
@@ -14,7 +15,7 @@ namespace brim {
 
 /// The blocks that one allocator has given out while a BlockWatch is open, if they are large enough
 /// to matter, and are still in use. Thread-safe.
-class LiveBlocks {
+class BRIM_API LiveBlocks {
  public:
   /// @param least the bytes from which on blocks are noted. Watches nest: those of the outermost.
   void open(std::int64_t least);

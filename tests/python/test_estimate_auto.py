@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import brim
+from brim._estimate._work import flops_of
 
 from .test_nn_blocks import Layer, convolutions, transformer
 
@@ -76,7 +77,8 @@ def test_a_trace_gives_up_what_a_call_gives_up(
         if peak is not None:
             assert found.peak == pytest.approx(peak, rel=off)
             assert found.given_up.bytes == pytest.approx(pressure.dropped_bytes, rel=10 * off)
-            assert found.given_up.blocks == pressure.blocks
+            # What convolutions need beside their tensors decides the last block: the processor's.
+            assert abs(found.given_up.blocks - pressure.blocks) <= (off > 0.01)
         assert found.given_up.peak_without == pytest.approx(whole, rel=off)
         outcomes.add((found.fits, found.given_up.blocks > 0))
     assert outcomes >= {(True, False), (True, True)}  # values alone, and blocks
@@ -192,3 +194,16 @@ def test_the_largest_size_is_that_of_a_call_that_gives_up() -> None:
     assert run(lambda: step(size), 2 << 20)[0] is not None
     assert run(lambda: step(size + 1), 2 << 20)[0] is None
     assert size > 1.5 * brim.largest_size(step, "n", budget, device="cpu", model=plain)
+
+
+def test_heads_that_share_keys_count_like_heads_with_their_own() -> None:
+    queries, shared, own = (torch.empty(2, heads, 16, 32, device="meta") for heads in (8, 2, 8))
+    attention = torch.ops.aten._scaled_dot_product_flash_attention
+    work = [flops_of(attention.default, (queries, keys, keys), {}, None) for keys in (shared, own)]
+    assert work == [4 * 2 * 8 * 16 * 16 * 32] * 2
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    work = [
+        flops_of(backward, (queries, queries, keys, keys, queries), {}, None)
+        for keys in (shared, own)
+    ]
+    assert work[0] == work[1] > 0
