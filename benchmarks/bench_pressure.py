@@ -230,8 +230,10 @@ def main() -> None:
         return
     shares = list(map(str, options.budgets))
     batch = f", {options.scale:g} times the usual batch" * (options.scale != 1)
+    compiled = " / torch.compile" * options.compile
     table = Table(
-        f"Time of a settled step under a budget, of torch's: auto / the fastest other way{batch}",
+        "Time of a settled step under a budget, of torch's: auto / the fastest other way"
+        f"{compiled}{batch}",
         ("network", "torch, ms", "peak, MiB", "no limit", *shares),
         device=options.device,
         width=20,

@@ -5,15 +5,17 @@ a CPU. The budget is what is held between steps, and half of what the longest ne
 steps under the budget, then the same lengths without a limit, and so on: a caching allocator that
 was once without a limit has cached more than the budget, so it gives that back in between.
 
-The gradients of some steps are compared: with those of the same model without a limit, of which
-they must have the same bits, or differ by no more than those of two runs of torch do; and with
-those of an unconverted copy, which other kernels may round differently.
+The gradients of some steps are compared, with torch's deterministic algorithms: with those of the
+same model without a limit, of which they must have the same bits, or differ by no more than those
+of two runs of torch do; and with those of an unconverted copy, which other kernels may round
+differently.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
+import os
 import random
 import statistics
 import time
@@ -94,13 +96,19 @@ class Steps:
         The third is how far two runs of the plain model are apart.
         """
         ids = self.ids(length)
-        with brim.budget(limit, self.device):
-            short = self.gradients(self.ours, ids)
-        free = self.gradients(self.ours, ids)
         with torch.no_grad():
             for theirs, ours in zip(self.plain.parameters(), self.ours.parameters(), strict=True):
                 theirs.copy_(ours)
-        plain, once_more = (self.gradients(self.plain, ids) for _ in range(2))
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # whose backward is not deterministic
+        try:
+            with brim.budget(limit, self.device):
+                short = self.gradients(self.ours, ids)
+            free = self.gradients(self.ours, ids)
+            plain, once_more = (self.gradients(self.plain, ids) for _ in range(2))
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            torch.use_deterministic_algorithms(False)
         return apart(short, free), apart(short, plain), apart(plain, once_more)
 
 
@@ -119,7 +127,7 @@ class Found:
         self.rounding = ROUNDING[dtype]
         self.steps = self.failures = self.checked = self.equal = self.wrong = 0
         self.ratios: list[float] = []
-        self.long: list[float] = []
+        self.quarters: list[list[float]] = [[], [], [], []]  # of the lengths
         self.furthest = [0.0, 0.0, 0.0]
 
     def add_check(self, distances: tuple[float, float, float]) -> None:
@@ -136,6 +144,7 @@ class Found:
 
 def run_lengths(device: str, steps: int, layers: int, seconds: float) -> None:
     """Take the steps, or as many as fit in the time, and print what they showed."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products
     end = time.perf_counter() + seconds
     shortest, longest = (16, 1024) if device == "cpu" else (64, 8192)
     works = Steps(device, layers)
@@ -169,8 +178,7 @@ def run_lengths(device: str, steps: int, layers: int, seconds: float) -> None:
         found.failures += times[0].count(float("inf"))
         for length, short, free in zip(lengths, *times, strict=False):
             found.ratios.append(short / free)
-            if length > 3 * longest // 4:
-                found.long.append(short / free)
+            found.quarters[4 * (length - 1) // longest].append(short / free)
         clean(device)
         for length in chosen.choices(lengths, k=max(1, round(CHECKED * count))):
             found.add_check(works.check(length, limit))
@@ -204,8 +212,9 @@ def tell(found: Found, table: Table) -> None:
         "",
         "1.05",
     )
-    if found.long:
-        table.row("… of lengths in the last quarter", f"{statistics.median(found.long):.3f}")
+    for number, ratios in enumerate(found.quarters, 1):
+        if ratios:
+            table.row(f"… of lengths in quarter {number}", f"{statistics.median(ratios):.3f}")
     table.row("gradients compared", str(found.checked))
     table.row("… with the bits of those without a limit", str(found.equal))
     table.row("… wrong", str(found.wrong), "", "none")

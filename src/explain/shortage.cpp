@@ -129,7 +129,11 @@ Shortage diagnose(const ShortageFacts& facts) {
                    "memory: " +
                        in_bytes(std::max<std::int64_t>(stats.free, 0)) + " were free.");
   }
-  if (strangers > 0 && found.missing > 0 && needed <= room + strangers) {
+  // Each of these would have made the request fit; the one that holds more comes first.
+  const bool would_fit_alone = strangers > 0 && found.missing > 0 && needed <= room + strangers;
+  const bool would_fit_without_growth =
+      found.grown > 0 && (found.missing == 0 || found.grown >= found.missing);
+  if (would_fit_alone && !(would_fit_without_growth && found.grown > strangers)) {
     return because(ShortageCause::other_processes,
                    "Other processes hold " + in_bytes(found.others) + " of the " +
                        in_bytes(stats.limit) + ". Without them the request would have fitted.");
@@ -140,7 +144,7 @@ Shortage diagnose(const ShortageFacts& facts) {
                        " were free, more than the request, but in pieces between tensors that are "
                        "in use.");
   }
-  if (found.grown > 0 && (found.missing == 0 || found.grown >= found.missing)) {
+  if (would_fit_without_growth) {
     return because(ShortageCause::growth,
                    "Memory grows from call to call: " + in_bytes(found.grown) +
                        " were made by earlier calls and are still held. Without them the request "

@@ -44,6 +44,14 @@ TEST(Shortage, OtherProcessesAreTheCauseOnlyIfItFitsWithoutThem) {
   EXPECT_EQ(diagnose(on_cuda(40 * kGiB, 50 * kGiB, 30 * kGiB)).cause, ShortageCause::need);
 }
 
+TEST(Shortage, WhatGrewToMoreThanOtherProcessesHoldComesFirst) {
+  ShortageFacts facts = on_cuda(kGiB, 75 * kGiB, 5 * kGiB);
+  facts.grown = 74 * kGiB;
+  EXPECT_EQ(diagnose(facts).cause, ShortageCause::growth);
+  facts.grown = 2 * kGiB;
+  EXPECT_EQ(diagnose(facts).cause, ShortageCause::other_processes);
+}
+
 TEST(Shortage, ContextOfThisProcessIsNoOtherProcess) {
   const Shortage found = diagnose(on_cuda(kGiB, 79 * kGiB + 512 * kMiB, 512 * kMiB));
   EXPECT_EQ(found.cause, ShortageCause::need);
@@ -127,9 +135,7 @@ TEST(BlockWatch, TellsWhatIsInUse) {
   const BlockWatch watch(c10::DeviceType::CPU, 1024);
   const at::Tensor small = at::empty({16});
   at::Tensor kept = at::empty({1024});
-  {
-    const at::Tensor gone = at::empty({4096});
-  }
+  { const at::Tensor gone = at::empty({4096}); }
   const std::vector<LiveBlock> blocks = watch.blocks();
   ASSERT_EQ(blocks.size(), 1U);
   EXPECT_EQ(blocks[0].bytes, 4096);
