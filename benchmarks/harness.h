@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -56,23 +58,37 @@ inline std::string nanoseconds(double value) {
   return text;
 }
 
-/// Figures under a title: printed, and for `./dev bench --report` written as `results.py` does.
+/// Rows under a title: printed, and for `./dev bench --report` written as `results.py` does.
 class Table {
  public:
-  Table(std::string title, std::string device)
-      : title_(std::move(title)), device_(std::move(device)) {
+  Table(std::string title, std::string device,
+        std::vector<std::string> head = {"case", "measured", "target"})
+      : title_(std::move(title)), device_(std::move(device)), head_(std::move(head)) {
     std::printf("%s\n", title_.c_str());
   }
 
-  void row(const std::string& name, const std::string& value,
-           const std::string& target = "") const {
-    std::printf("  %-46s %12s   %s\n", name.c_str(), value.c_str(), target.c_str());
+  /// A cell for each column.
+  void row(const std::vector<std::string>& cells) const {
+    std::string line;
+    std::string fields;
+    for (std::size_t i = 0; i < cells.size() && i < head_.size(); ++i) {
+      const int width = i == 0 ? -46 : 12;
+      std::array<char, 256> cell{};
+      std::snprintf(cell.data(), cell.size(), " %*s", width, cells[i].c_str());
+      line += cell.data();
+      fields += (i == 0 ? "" : ", ") + quoted(head_[i]) + ": " + quoted(cells[i]);
+    }
+    std::printf(" %s\n", line.c_str());
+    std::fflush(stdout);
     if (const char* file = std::getenv("BRIM_REPORT")) {
       std::ofstream(file, std::ios::app)
           << R"({"title": )" << quoted(title_) << R"(, "device": )" << quoted(device_)
-          << R"(, "panels": [], "peers": {}, "cells": {"case": )" << quoted(name)
-          << R"(, "measured": )" << quoted(value) << R"(, "target": )" << quoted(target) << "}}\n";
+          << R"(, "panels": [], "peers": {}, "cells": {)" << fields << "}}\n";
     }
+  }
+  void row(const std::string& name, const std::string& value,
+           const std::string& target = "") const {
+    row({name, value, target});
   }
 
  private:
@@ -86,6 +102,7 @@ class Table {
 
   std::string title_;
   std::string device_;
+  std::vector<std::string> head_;
 };
 
 }  // namespace brim::bench
