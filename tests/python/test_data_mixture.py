@@ -136,6 +136,21 @@ def test_weights_that_are_set_after_loading_hold_after_what_had_been_read() -> N
     assert set(shares((Counter(samples) - Counter(same)).elements())) <= {2}
 
 
+def test_a_state_taken_right_after_weights_were_set_holds_them() -> None:
+    mixture = three(seed=4)
+    whole = stream(mixture)
+    running = iter(whole)
+    next(running)
+    mixture.set_weights([0, 0, 1])
+    state = json.loads(json.dumps(whole.state_dict()))
+    again = three(seed=4)
+    resumed = stream(again)
+    resumed.load_state_dict(state)
+    assert again.weights == [0, 0, 1]
+    assert resumed.state_dict() == state
+    assert list(resumed) == list(running)
+
+
 def test_a_finished_epoch_passes_its_weights_on() -> None:
     mixture = three()
     whole = stream(mixture)

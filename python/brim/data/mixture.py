@@ -147,16 +147,19 @@ class Mixture(Iterable[Any]):
         _C.set_weights(self._words, self._checked(weights), int(stamp))
 
 
-def state_of(samples: _C.MixedSamples, *, several: bool) -> dict[str, Any]:
+def state_of(samples: _C.MixedSamples, mixture: Mixture, *, several: bool) -> dict[str, Any]:
     """The weights of an iteration so far, and how many samples it has read.
 
     Several readers of the same samples have read different numbers, and follow no change before the
     next epoch.
     """
-    return {
-        "changes": [[number, stamp, weights] for number, stamp, weights in samples.changes],
-        "drawn": 2**62 if several else samples.taken,
-    }
+    drawn = 2**62 if several else samples.taken
+    changes = [[number, stamp, weights] for number, stamp, weights in samples.changes]
+    # Set after the last sample that was read: they hold from the next one on, also after a resume.
+    _, stamp, weights = mixture.state_dict()["changes"][0]
+    if stamp > changes[-1][1]:
+        changes.append([drawn, stamp, weights])
+    return {"changes": changes, "drawn": drawn}
 
 
 def mix(

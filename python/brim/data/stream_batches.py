@@ -343,9 +343,10 @@ class _StreamIterator(PositionedIterator):
         position = {"done": place, **self._stream.position(place - self._begin)}
         if self._owner._sharded:
             position["reader"] = list(self._reader)
-        if isinstance(self._samples, _C.MixedSamples):
+        mixture = self._owner.iterable
+        if isinstance(self._samples, _C.MixedSamples) and isinstance(mixture, Mixture):
             several = not self._owner._sharded and self._reader.readers > 1
-            position["mixture"] = state_of(self._samples, several=several)
+            position["mixture"] = state_of(self._samples, mixture, several=several)
         return position
 
 
