@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dis
-import functools
+import gc
 import random
+import signal
 import sys
 import threading
 import warnings
@@ -21,10 +22,12 @@ from torch.utils import _python_dispatch
 
 import brim
 from brim import _C
+from brim._explain import _block
 from brim.nn.saving import hooks_in_force
 
 BRIM = str(Path(brim.__file__).resolve().parent)
-TESTS = str(Path(__file__).resolve().parent / "test_")
+HERE = Path(__file__).resolve().parent
+TESTS = (str(HERE / "test_"), str(HERE / "interrupt_cases.py"))
 # Where torch takes and returns what brim uses: where brim calls it, an interrupt is brim's matter.
 OTHERS = tuple(
     str(Path(each))
@@ -60,7 +63,7 @@ class Interrupt:
         self.lines = 0
         self.critical: list[int] = []
         self._at = at
-        self._seen: Counter[tuple[CodeType, int]] = Counter()
+        self._seen: Counter[tuple[int, int]] = Counter()
 
     def __enter__(self) -> Interrupt:
         self._before = sys.gettrace()
@@ -73,16 +76,18 @@ class Interrupt:
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_code.co_name == "__del__":  # Python drops what is raised there
             return None
-        if _is_in(frame, TESTS):  # a function that brim calls
-            return self._line
         caller: FrameType | None = frame
-        while caller is not None and caller.f_code.co_filename.endswith(OTHERS):
+        kind = _kind_of(frame.f_code)
+        while kind == "torch" and caller is not None:
             caller = caller.f_back
-        return self._line if caller is not None and _is_in(caller, BRIM) else None
+            kind = caller and _kind_of(caller.f_code)
+            if kind == "test":
+                kind = None
+        return self._line if kind else None
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "line" and not _ends_a_block(frame):
-            place = (frame.f_code, frame.f_lineno)
+            place = (id(frame.f_code), frame.f_lineno)
             self._seen[place] += 1
             if self._seen[place] <= RUNS:
                 self.lines += 1
@@ -95,18 +100,30 @@ class Interrupt:
         return self._line
 
 
-@functools.cache
-def _is_file_in(file: str, folder: str) -> bool:
-    return str(Path(file).resolve()).startswith(folder)
+# By id, since a code object is hashed anew each time; each entry keeps its code object alive.
+_kinds: dict[int, tuple[CodeType, str | None]] = {}
+_ends: dict[tuple[int, int], bool] = {}
 
 
-def _is_in(frame: FrameType, folder: str) -> bool:
-    return _is_file_in(frame.f_code.co_filename, folder)
+def _kind_of(code: CodeType) -> str | None:
+    """Whose code it is: "brim", a "test", what brim uses of "torch", or None for any other."""
+    known = _kinds.get(id(code))
+    if known is None:
+        file = str(Path(code.co_filename).resolve())
+        kind = "test" if file.startswith(TESTS) else "brim" if file.startswith(BRIM) else None
+        known = _kinds[id(code)] = code, "torch" if code.co_filename.endswith(OTHERS) else kind
+    return known[1]
 
 
 def _ends_a_block(frame: FrameType) -> bool:
     """Whether what comes next is the call of `__exit__(None, None, None)`."""
-    code, at = frame.f_code, frame.f_lasti
+    place = (id(frame.f_code), frame.f_lasti)
+    if place not in _ends:
+        _ends[place] = _calls_exit(frame.f_code, frame.f_lasti)
+    return _ends[place]
+
+
+def _calls_exit(code: CodeType, at: int) -> bool:
     while dis.opname[code.co_code[at]] in ("POP_BLOCK", "SWAP", "ROT_TWO"):  # `return` in a block
         at += 2
     operations = [dis.opname[each] for each in code.co_code[at : at + 6 : 2]]
@@ -137,6 +154,12 @@ def state_of_process() -> dict[str, Any]:
         "default type": torch.get_default_dtype(),
         "threads of torch": torch.get_num_threads(),
         "threads": threading.active_count(),
+        "blocks that explain": len(_block._here.blocks),
+        "garbage is collected": gc.isenabled(),
+        "hook of errors": sys.excepthook,
+        "handler of Ctrl-C": signal.getsignal(signal.SIGINT),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "regions": _C.region_state(),
     }
 
@@ -178,6 +201,14 @@ class Case:
     call: Callable[[], Any]
     result: Callable[[Any], Any] = lambda value: value
     leaves: Callable[[], dict[str, Any]] = dict
+
+
+def lines_of(made: Case) -> tuple[Interrupt, Any]:
+    """The lines of a call, once what is learned or cached by the first is there."""
+    made.call()
+    with Interrupt() as counted:
+        result = made.result(made.call())
+    return counted, result
 
 
 def interrupted(case: Case, at: int) -> str:
