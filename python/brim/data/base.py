@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 
 from brim import _C
 from brim._arguments import flag, shown, whole
+from brim._state.undoing import Undoing
 from brim._warn import warn
 from brim.data.advice import left_out_message as left_out_message
 from brim.data.advice import tell_of_misuse
@@ -557,20 +558,24 @@ class BatchSamplerBase(Sampler[Batch], metaclass=SamplerType):
                 sizes), or other settings that batches depend on.
         """
         check_state(state, {*self._description(0), "finished", "cursor", "segments"} - {"data"})
-        previous = self.epoch
-        self._enter(whole("epoch", state["epoch"], 0))
-        try:  # opened at once, so that a wrong state changes nothing
+        loaded: list[tuple[int, Epoch | None]] = []
+
+        def settle(previous: int = self.epoch) -> None:
+            if loaded:
+                self._latest, self._iterations = None, []
+                self.epoch, self._next = loaded[0]
+            else:
+                self._enter(previous)
+
+        with Undoing() as undo:  # opened at once, so that a wrong state changes nothing
+            undo.callback(settle)
+            self._enter(whole("epoch", state["epoch"], 0))
             check_same_run(state, self._description(0))
             seed = whole("seed", state["seed"], 0, below=2**64)
             cursor = [whole("cursor", word, 0) for word in state["cursor"]]
             start = Start(seed, cursor, list(state["segments"]))
-            finished = flag("finished", state["finished"])
-            resumed = None if finished else self._open(start)
-        except Exception:
-            self._enter(previous)
-            raise
-        if finished and self._counts_epochs:
-            self.epoch += 1
-        self._latest, self._iterations = None, []
-        opened = Opened(resumed, self._batching, self._ranks.now())
-        self._next = None if resumed is None else Epoch(start, None, opened)
+            if flag("finished", state["finished"]):
+                loaded.append((self.epoch + self._counts_epochs, None))
+            else:
+                opened = Opened(self._open(start), self._batching, self._ranks.now())
+                loaded.append((self.epoch, Epoch(start, None, opened)))

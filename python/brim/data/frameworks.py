@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from brim._state.undoing import Undoing
 from brim._warn import warn
 
 _LOADERS = ("brim.data.", "torch.", "torchdata.", "accelerate.")
@@ -137,12 +138,11 @@ def most_batches(sampler: Any, epochs: int, count: int) -> int:
         )
         return count
     first, counts = sampler.epoch, [count]
-    try:
+    with Undoing() as undo:
+        undo.callback(lambda: sampler._enter(first))
         for epoch in range(first + 1, first + epochs) if sampler._epoch_decides() else ():
             sampler._enter(epoch)
             seed = sampler._coming_seed()
             place = (seed, *sampler._ranks.now(), [], [])
             counts.append(sampler._ready().count(*place, *sampler._epochs_kept()))
-    finally:
-        sampler._enter(first)
     return max(counts)
