@@ -303,6 +303,28 @@ def test_a_forked_process_can_call_what_another_thread_was_about_to() -> None:
     thread.join()
 
 
+def test_a_fork_waits_for_the_estimate_of_another_thread() -> None:
+    inside, forking = threading.Event(), threading.Event()
+    # What is registered last is called first, and the other thread cannot run before the fork.
+    os.register_at_fork(before=forking.set)
+    net, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+
+    def traced() -> None:
+        inside.set()
+        forking.wait(FOR_EVER)
+        net(x).sum().backward()
+
+    def work() -> None:
+        assert type(net.weight) is torch.nn.Parameter
+        assert brim.estimate(net, x, device="cpu").peak > 0
+
+    thread = threading.Thread(target=brim.estimate, args=(traced,), kwargs={"device": "cpu"})
+    thread.start()
+    assert inside.wait(FOR_EVER)
+    in_child(work)
+    thread.join()
+
+
 # ---------------------------------------------------------------- the process
 
 

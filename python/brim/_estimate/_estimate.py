@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -35,6 +36,12 @@ from brim._state.undoing import Undoing
 from brim.memory import DeviceLike
 
 one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
+# A process forked in the middle of another thread's trace would keep these choices, and the lock.
+os.register_at_fork(
+    before=one_at_a_time.acquire,
+    after_in_parent=one_at_a_time.release,
+    after_in_child=one_at_a_time.release,
+)
 
 
 def estimate(
