@@ -213,6 +213,32 @@ def test_many_threads_share_what_one_would_take(room: int) -> None:
     assert len(results) == 40
 
 
+def test_threads_can_begin_streams_while_others_do() -> None:
+    errors: list[BaseException] = []
+    before = sys.getswitchinterval()
+    stream = brim.data.pack_stream([3, 1, 2], 4, sizeof=lambda size: size)
+    open_ones = [iter(stream) for _ in range(300)]
+    assert [len(next(each)) for each in open_ones] == [len(next(iter(stream)))] * 300
+
+    def begin() -> None:
+        try:
+            for _ in range(100):
+                list(brim.data.pack_stream([3, 1, 2], 4, sizeof=lambda size: size))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=begin) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not errors
+
+
 # ---------------------------------------------------------------- forked processes
 
 

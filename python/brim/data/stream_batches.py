@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils.data import IterableDataset
@@ -241,7 +241,8 @@ class StreamBatches(IterableDataset[Any]):
         self._latest = None
 
 
-_begun: WeakSet[_StreamIterator] = WeakSet()  # in this process
+# In this process, by id. A WeakSet could not be read while other threads add to it.
+_begun: WeakValueDictionary[int, _StreamIterator] = WeakValueDictionary()
 
 
 class _StreamIterator(PositionedIterator):
@@ -272,12 +273,13 @@ class _StreamIterator(PositionedIterator):
         owner._tell_of_ranks(reading)
         self._reader = owner._reader(reading, start)
         samples = self._samples = owner._samples(self._reader, start)
-        if any(each._samples is samples and not each._ended for each in _begun):
+        others = [each() for each in _begun.valuerefs()]
+        if any(each and each._samples is samples and not each._ended for each in others):
             warn(
                 f"two iterations share the samples of one {type(samples).__name__}, so each gets "
                 "a part of them: give the stream an iterable that makes a new iterator each time"
             )
-        _begun.add(self)
+        _begun[id(self)] = self
         if reading.workers > 1:
             head = 1 if owner._blocks else HEAD
             samples = owner._readers.compare_heads(reading, samples, head, sharded=owner._sharded)
