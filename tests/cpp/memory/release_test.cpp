@@ -16,7 +16,7 @@ namespace {
 using tests::kMiB;
 
 TEST(ReleaseCached, GivesTheFreeListsOfTheCLibraryBack) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer has its own free lists";
 #else
   // Small blocks below one that stays: the C library cannot return them by itself.
