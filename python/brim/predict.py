@@ -425,6 +425,12 @@ class MemoryModel(_C.MemoryModel):
             raise TypeError(
                 f"state_dict must be what state_dict() returned, got {state_dict!r:.100}"
             )
+        for key in ("phases", "samples"):
+            rows = state_dict.get(key, [])
+            if not isinstance(rows, (list, tuple)) or not all(
+                isinstance(row, (list, tuple)) for row in rows
+            ):
+                raise TypeError(f"{key} must be a list of lists of numbers, got {shown(rows)}")
         self._load(dict(state_dict))
 
     def __reduce__(self) -> tuple[Any, ...]:

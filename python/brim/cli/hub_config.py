@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import brim
+from brim._arguments import shown
 from brim._table import Part, Table
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -36,6 +37,9 @@ _TARGETS: dict[str, tuple[tuple[str, ...], bool]] = {
     "ForQuestionAnswering": (("start_positions", "end_positions"), False),
     "Model": ((), False),
 }
+
+# More than any model has. Layers are made, if without memory: a number decides how long it takes.
+_MOST_LAYERS = 4096
 
 
 @dataclass
@@ -132,32 +136,66 @@ def training(
     for key, known in (("model_type", transformers.CONFIG_MAPPING), ("architectures", None)):
         if not given.get(key):
             raise ValueError(f"{file} has no {key!r}, which says what model it is of")
-        if known is not None and given[key] not in known:
+        if known is not None and (not isinstance(given[key], str) or given[key] not in known):
             raise ValueError(
                 f"transformers {transformers.__version__} knows no model of the type "
-                f"{given[key]!r}, which {file} names"
+                f"{shown(given[key])}, which {file} names"
             )
+    _check(file, given)
     name = given["architectures"][0]
     kind = getattr(transformers, name, None)
-    if kind is None:
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ValueError(f"transformers {transformers.__version__} has no {name}, named by {file}")
-    config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
-    config.use_cache = False  # as its Trainer does
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[dtype] if dtype else getattr(config, "dtype", None) or before)
     try:
-        with torch.device("meta"):
-            model = kind(config)
-    finally:
-        torch.set_default_dtype(before)
-    model.train()
-    if checkpointing:
-        # Its name from transformers 5.23 on, and before.
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        model = _model(transformers.CONFIG_MAPPING[given["model_type"]], kind, given, dtype)
+        if checkpointing:
+            # Its name from transformers 5.23 on, and before.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    except ImportError:
+        raise
+    # Whatever its numbers lead to: a division by zero, a missing attribute, a size that overflows.
+    except Exception as error:
+        raise ValueError(f"{file} is not of a {name} that can be made: {error!s:.300}") from error
     inputs, samples = _inputs(model, name, batch or 8, length)
     made = OPTIMIZERS[optimizer or "adamw"](model.parameters())
     mixed = DTYPES[autocast] if autocast else None
     return Training(name, (model, made, inputs, mixed), samples)
+
+
+def _check(file: Path, given: dict[str, Any]) -> None:
+    """Refuse what would make transformers load code from its hub, or build without end."""
+    architectures = given["architectures"]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise ValueError(f"{file} must name a model in 'architectures', got {shown(architectures)}")
+    for key, value in _members(given):
+        if key.endswith("attn_implementation") and value not in (None, "eager", "sdpa"):
+            raise ValueError(f"{file}: {key} must be eager or sdpa here, got {shown(value)}")
+        if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
+            raise ValueError(f"{file}: {key} must be at most {_MOST_LAYERS}, got {value}")
+
+
+def _members(given: Any) -> Iterator[tuple[str, Any]]:
+    """All members of a config, also of those inside."""
+    if isinstance(given, dict):
+        yield from given.items()
+    for value in given.values() if isinstance(given, dict) else given:
+        if isinstance(value, (dict, list)):
+            yield from _members(value)
+
+
+def _model(config_class: Any, kind: Any, given: dict[str, Any], dtype: str | None) -> Any:
+    """The model on the meta device, in training mode."""
+    config = config_class.from_dict(given)
+    config.use_cache = False  # as its Trainer does
+    if getattr(config, "use_pretrained_backbone", False):
+        config.use_pretrained_backbone = False  # its weights would be loaded from the hub
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[dtype] if dtype else getattr(config, "dtype", None) or before)
+    try:
+        with torch.device("meta"):
+            return kind(config).train()
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -165,7 +203,7 @@ def _read(file: Path) -> dict[str, Any]:
         given = json.loads(file.read_text())
     except OSError:
         raise FileNotFoundError(f"there is no file {file}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError(f"{file} must hold a JSON object, got a {type(given).__name__}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from brim._arguments import shown
 from brim.data._arrow import lengths_of_column
 from brim.data.sizes import one_column
 
@@ -47,8 +48,11 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
     try:
         lengths = one_column("lengths", _READERS[ending](path, column))
         _refuse_fractions(lengths)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name_of(path)}: {error}") from error
+    except ImportError:
+        raise
+    # A damaged file makes the libraries that read it raise many kinds of errors.
+    except Exception as error:
+        raise ValueError(f"{name_of(path)}: {error!s:.300}") from error
     return lengths
 
 
@@ -86,7 +90,7 @@ def _read_text(path: Path, column: str | None) -> Any:
             if not (0 <= number < 2**63 and number % 1 == 0):
                 raise ValueError(
                     "must hold whole numbers of at least 0 between spaces, commas or line ends, "
-                    f"without a header; got {word!r} in line {place}"
+                    f"without a header; got {shown(word)} in line {place}"
                 )
             numbers.append(number)
     return numbers

@@ -245,9 +245,9 @@ class Even(Iterable[Any]):
         check_state(state, {"ranks", "at_end", "epoch", "finished", *_Start._fields})
         own = self._ranks()
         if tuple(state["ranks"]) != own:
-            rank, world_size = state["ranks"]
+            saved_at = " of ".join(map(shown, state["ranks"]))
             raise ValueError(
-                f"state is of rank {rank} of {world_size}, and this is rank {own.rank} of "
+                f"state is of rank {saved_at}, and this is rank {own.rank} of "
                 f"{own.world_size}: each rank resumes its own shards, with as many ranks as before"
             )
         if state["at_end"] != self._at_end:
@@ -264,7 +264,13 @@ class Even(Iterable[Any]):
         if flag("finished", state["finished"]):
             self._epoch += 1
         else:
-            self._start = _Start(*(state[name] for name in _Start._fields))
+            total = state["total"]
+            self._start = _Start(
+                whole("steps", state["steps"], 0),
+                None if total is None else whole("total", total, 0),
+                whole("read", state["read"], 0),
+                state["loader"],
+            )
         if self._start is None or self._start.loader is None:
             self.set_epoch(self._epoch)
         else:

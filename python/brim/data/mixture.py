@@ -124,8 +124,8 @@ class Mixture(Iterable[Any]):
         seed = _C.epoch_seed(self._seed, int(self.epoch))
         # Readers of different samples do not all draw from the same source at once.
         seed = _C.epoch_seed(seed, reader.number) if sharded else seed
-        state = state or {"changes": [], "drawn": 0}
-        changes = [(int(n), int(stamp), list(each)) for n, stamp, each in state["changes"]]
+        changes = [] if state is None else self._changes_of(state)
+        drawn = 0 if state is None else whole("drawn", state["drawn"], 0)
         return _C.MixedSamples(
             lambda number: iter(sources[number]),
             self._words,
@@ -133,7 +133,7 @@ class Mixture(Iterable[Any]):
             self._at_end,
             self._sizeof,
             changes,
-            int(state["drawn"]),
+            drawn,
             not several,
         )
 
@@ -142,9 +142,27 @@ class Mixture(Iterable[Any]):
         return {"changes": [[0, int(self._words[2]), self.weights]], "drawn": 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the latest weights of a state, unless later ones were set here."""
-        _, stamp, weights = state["changes"][-1]
-        _C.set_weights(self._words, self._checked(weights), int(stamp))
+        """Set the latest weights of a state, unless later ones were set here.
+
+        Raises:
+            TypeError: if it is no state of a mixture.
+            ValueError: if it is that of another one.
+        """
+        _, stamp, weights = self._changes_of(state)[-1]
+        _C.set_weights(self._words, weights, stamp)
+
+    def _changes_of(self, state: object) -> list[tuple[int, int, list[float]]]:
+        """The weights of a state, with when they were set: a file may hold anything."""
+        changes = state.get("changes") if isinstance(state, Mapping) else None
+        rows = isinstance(changes, list) and all(
+            isinstance(each, (list, tuple)) and len(each) == 3 for each in changes
+        )
+        if not rows or not changes or not isinstance(state, Mapping) or "drawn" not in state:
+            raise TypeError(f"state must be that of a mixture, got {shown(state)}")
+        return [
+            (whole("changes", taken, 0), whole("changes", stamp, 0), self._checked(weights))
+            for taken, stamp, weights in changes
+        ]
 
 
 def state_of(samples: _C.MixedSamples, mixture: Mixture, *, several: bool) -> dict[str, Any]:

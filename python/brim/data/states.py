@@ -82,10 +82,10 @@ class PositionedIterator(ABC):
 
 
 def check_state(state: object, keys: set[str]) -> None:
-    """Check that a state has these keys.
+    """Check that a state has these keys, and what a file can get wrong about them.
 
     Raises:
-        TypeError: if it is no mapping.
+        TypeError: if it is no mapping, or what is in it has not the form.
         ValueError: if it lacks one.
     """
     if not isinstance(state, Mapping):
@@ -93,6 +93,15 @@ def check_state(state: object, keys: set[str]) -> None:
     missing = keys - state.keys()
     if missing:
         raise ValueError(f"state is no state of a batch sampler: it lacks {sorted(missing)}")
+    forms: dict[str, tuple[type, ...]] = {
+        "settings": (Mapping,),
+        **dict.fromkeys(("cursor", "segments", "ranks"), (list, tuple)),
+    }
+    for key in keys & forms.keys():
+        if not isinstance(state[key], forms[key]):
+            raise TypeError(
+                f"state is no state of a batch sampler: its {key} is {shown(state[key])}"
+            )
 
 
 def check_same_run(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
