@@ -18,6 +18,12 @@ hypothesis.settings.register_profile("brim", deadline=None, derandomize=True, da
 hypothesis.settings.load_profile("brim")
 
 
+# Without such a device torch keeps every seed for the day when there is one, each with a stack trace:
+# a millisecond, some ten thousand times.
+for _device in (torch.cuda, torch.xpu, torch.mtia):
+    if not _device.is_available():
+        _device.manual_seed_all = lambda seed: None
+
 #: All tests in these are slow, and so are their imports.
 SLOW_FILES = "test_integrations_lightning*.py"
 
