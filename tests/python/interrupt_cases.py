@@ -604,7 +604,8 @@ def looks_at_memory() -> Case:
         brim.install_cpu_allocator()
         told = brim.classify_error(torch.OutOfMemoryError("CUDA out of memory."))
         sizes = [brim.parse_bytes(brim.format_bytes(1 << 20)), brim.parse_bytes("50%", of=8)]
-        return sizes, bool(told), repr(brim.budget("1GiB", device="cpu")), brim.default_device()
+        with brim.budget("1GiB", device="cpu") as limited:
+            return sizes, bool(told), limited.limit, brim.default_device()
 
     return Case(call)
 
