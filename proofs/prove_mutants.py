@@ -1,0 +1,405 @@
+"""Proves that tests notice changes of the code: mutants of need, adapt and memory.
+
+A mutant is one small change: `<` for `<=`, `+` for `-`, a condition turned round, a statement left
+out. All of them are built at once into a copy of the library and of its C++ tests, in
+`build/mutants`, and switched on one at a time. A mutant counts as noticed ("killed") if a test
+fails, crashes or does not end. Those that the C++ tests let live are tried with Python tests.
+
+A mutant that lives shows a missing test, or cannot be told from the original. The latter are in
+`same_mutants.txt`, with why; the others are wrong here.
+
+    python prove_mutants.py --seed 1 --count 300
+    python prove_mutants.py --only need/need.cpp --count 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants import mutate
+from tally import ROOT, Tally
+
+from brim import _C
+
+BUILD = ROOT / "build" / "mutants"
+TREE = BUILD / "tree"
+PROGRAMS = {
+    "need": ("test_need",),
+    "adapt": ("test_adapt", "test_adapt_allocation"),
+    "memory": ("test_memory",),
+}
+# A few seconds each.
+PYTHON_TESTS = {
+    "need": ("test_adapt_maximize.py", "test_foresee.py"),
+    "adapt": ("test_adapt_maximize.py", "test_adapt_batch.py", "test_microbatches.py"),
+    "memory": ("test_memory.py", "test_adapt_errors.py"),
+}
+# What only another device reaches.
+ELSEWHERE = ("memory/cuda", "memory/accelerator_backend")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mutant of the tree; `line` is its source, without the indentation."""
+
+    number: int
+    path: str
+    place: int
+    line: str
+    change: str
+
+    @property
+    def module(self) -> str:
+        """Whose it is."""
+        return self.path.partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        """That does not change with the lines above."""
+        return f"{self.path} | {self.line} | {self.change}"
+
+    def __str__(self) -> str:
+        return f"src/{self.path}:{self.place}: {self.change}: {self.line}"
+
+
+def write(path: Path, text: str) -> None:
+    """Only where it differs: what has not changed is not built again."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def make_tree(without: dict[str, set[int]]) -> list[Mutant]:
+    """A copy of the repository with all mutants; of what has none, a link to it."""
+    for name in ("CMakeLists.txt", "cmake", "include", "tests", "examples"):
+        link(TREE / name, ROOT / name)
+    for entry in (ROOT / "src").iterdir():
+        if entry.name not in PROGRAMS:
+            link(TREE / "src" / entry.name, entry)
+    result = []
+    kept = set()
+    number = 0
+    for source in sorted(each for name in PROGRAMS for each in (ROOT / "src" / name).rglob("*.*")):
+        path = str(source.relative_to(ROOT / "src"))
+        text = source.read_text()
+        kept.add(TREE / "src" / path)
+        if path.startswith(ELSEWHERE):
+            write(TREE / "src" / path, text)
+            continue
+        lines = text.splitlines()
+        mutated, found = mutate(
+            text,
+            number,
+            statements=source.suffix == ".cpp",
+            without=frozenset(without.get(path, ())),
+        )
+        write(TREE / "src" / path, mutated)
+        same: Counter[tuple[int, str]] = Counter()
+        for each in found:
+            same[each.line, each.change] += 1
+            nth = same[each.line, each.change]
+            change = each.change if nth == 1 else f"{each.change}, number {nth}"
+            result.append(
+                Mutant(each.number, path, each.line, lines[each.line - 1].strip(), change)
+            )
+        number += 1000  # a change of one source does not number the others anew
+    for name in PROGRAMS:
+        for copy in (TREE / "src" / name).rglob("*.*"):
+            if copy not in kept:
+                copy.unlink()
+    return result
+
+
+LAUNCHER = """\
+#!/bin/sh
+# cmake has this run the compiler: $@. Takes the object of the usual build if that has no mutants.
+for each; do
+  case $last in -o) object=$each ;; -MF) depends=$each ;; esac
+  last=$each
+done
+case $object in *.gch) exec "$@" ;; esac
+if [ -e "REUSED/$object" ]; then
+  echo "$object: REUSED/$object" >"$depends"
+  exec cp "REUSED/$object" "$object"
+fi
+exec "$@" -w -include MUTANT_H
+"""
+
+
+def write_launcher(found: list[Mutant]) -> Path:
+    """Of a compiler that compiles nothing again that has no mutants."""
+    reused = BUILD / "reused"
+    shutil.rmtree(reused, ignore_errors=True)
+    usual = Path(_C.__file__).parents[2]
+    command = ["ninja", "-C", usual, "-t", "deps"]
+    text = subprocess.run(command, capture_output=True, text=True).stdout if usual.is_dir() else ""
+    for block in text.split("\n\n"):
+        name = block.strip().partition(":")[0]
+        mutated = any(f"/src/{path}\n" in f"{block}\n" for path in {each.path for each in found})
+        if "/brim.dir/" in name and name.endswith(".o") and not mutated:
+            link(reused / name, usual / name)
+    launcher = BUILD / "launcher"
+    text = LAUNCHER.replace("REUSED", str(reused))
+    write(launcher, text.replace("MUTANT_H", str(ROOT / "proofs" / "mutant.h")))
+    launcher.chmod(0o755)
+    return launcher
+
+
+def link(path: Path, to: Path) -> None:
+    """Makes `path` a link, once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_symlink():
+        path.symlink_to(to)
+
+
+def build(jobs: int) -> list[Mutant]:
+    """Builds the tree; leaves mutants out of lines that do not compile with them."""
+    options = [
+        *("-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}", "-DBRIM_CUDA=OFF"),
+        *(
+            "-DBRIM_BUILD_TESTS=ON",
+            "-DBRIM_UNITY_BUILD=ON",
+            "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+        ),
+    ]
+    without: dict[str, set[int]] = defaultdict(set)
+    memory = BUILD / "without.json"
+    if memory.exists():
+        known = json.loads(memory.read_text())
+        for path, texts in known.items():
+            source = ROOT / "src" / path
+            lines = source.read_text().splitlines() if source.exists() else []
+            without[path] = {n for n, line in enumerate(lines, 1) if line.strip() in texts}
+    targets = [each for programs in PROGRAMS.values() for each in programs]
+    for _ in range(12):
+        found = make_tree(without)
+        launcher = f"-DCMAKE_CXX_COMPILER_LAUNCHER={write_launcher(found)}"
+        command = ["cmake", "-S", TREE, "-B", BUILD / "out", launcher, *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        command = ["ninja", "-C", BUILD / "out", "-k", "0", f"-j{jobs}"]
+        done = subprocess.run([*command, "brim"], capture_output=True, text=True)
+        if done.returncode == 0:
+            done = subprocess.run([*command, *targets], capture_output=True, text=True)
+        (BUILD / "build.log").write_text(done.stdout)
+        if done.returncode == 0:
+            return found
+        place = r"/src/((?:need|adapt|memory)/[\w/.]+):(\d+):\d+: +(?:error|required from)"
+        wrong = {(path, int(line)) for path, line in re.findall(place, done.stdout)}
+        if all(line in without[path] for path, line in wrong):  # then it is a neighbour
+            wrong |= {(path, line + by) for path, line in wrong for by in (-1, 1)}
+        before = sum(map(len, without.values()))
+        for path, line in wrong:
+            without[path].add(line)
+        print(f"  {len(wrong)} lines do not compile with their mutants", flush=True)
+        texts = {
+            path: sorted(
+                {(ROOT / "src" / path).read_text().splitlines()[n - 1].strip() for n in ns}
+            )
+            for path, ns in without.items()
+        }
+        memory.write_text(json.dumps(texts, indent=1))
+        if sum(map(len, without.values())) == before:
+            break
+    sys.exit(f"the mutants cannot be built: see {BUILD / 'build.log'}")
+
+
+@dataclass
+class Run:
+    """A command that tests, and what it takes where nothing is changed."""
+
+    command: list[str]
+    seconds: float = 300.0
+    cpu: float = 300.0
+
+    def __call__(self, number: int = -1, **more: str) -> bool:
+        """Whether it passes."""
+        environment = (
+            os.environ
+            | more
+            | {
+                "BRIM_MUTANT": str(number),
+                "OMP_WAIT_POLICY": "passive",
+                "LD_LIBRARY_PATH": str(BUILD / "out" / "python" / "brim" / "lib"),
+            }
+        )
+        # One that does not end, or that takes all memory, is to hurt nobody else.
+        limits = (
+            f"ulimit -c 0; ulimit -t {int(5 * self.cpu + 20)}; echo 1000 >/proc/self/oom_score_adj"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            process = subprocess.Popen(
+                ["sh", "-c", f'{limits}; exec "$@"', "sh", *self.command],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                return process.wait(5 * self.seconds + 60) == 0
+            except subprocess.TimeoutExpired:
+                return False
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def measure(self, **more: str) -> None:
+        """Takes the time it needs."""
+        cpu, begin = cpu_seconds(), time.perf_counter()
+        if not self(**more):
+            sys.exit(f"without a mutant, this fails: {' '.join(self.command)}")
+        self.seconds, self.cpu = time.perf_counter() - begin, cpu_seconds() - cpu
+
+
+def cpu_seconds() -> float:
+    """Of all processes that have ended."""
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+class Tests:
+    """What can notice a mutant, and which mutants it reaches."""
+
+    def __init__(self, python: bool) -> None:
+        self._runs: dict[str, list[Run]] = {}
+        self._reached: dict[str, set[int]] = {}
+        self.compiled: set[int] = set()
+        for program in (each for programs in PROGRAMS.values() for each in programs):
+            self._measure(program)
+        self._python = {name: self._pytest(files) for name, files in PYTHON_TESTS.items() if python}
+
+    def _measure(self, program: str) -> None:
+        path = str(BUILD / "out" / "tests" / "cpp" / program)
+        seen, times = BUILD / f"{program}.seen", BUILD / f"{program}.json"
+        seen.unlink(missing_ok=True)
+        whole = Run([path])
+        whole.measure(BRIM_MUTANTS=str(seen), GTEST_OUTPUT=f"json:{times}")
+        states = [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
+        self.compiled |= {number for number, _ in states}
+        self._reached[program] = {number for number, state in states if state == 2}
+        took = {
+            f"{suite['name']}.{test['name']}": float(test["time"].rstrip("s"))
+            for suite in json.loads(times.read_text())["testsuites"]
+            for test in suite["testsuite"]
+        }
+        # The shortest tests first: a quarter of the time notices most.
+        names = sorted(took, key=lambda name: took[name])
+        sums = itertools.accumulate(took[name] for name in names)
+        quick = [name for name, so_far in zip(names, sums) if so_far < sum(took.values()) / 4]
+        slow = ":".join(names[len(quick) :])
+        self._runs[program] = [
+            Run([path, "--gtest_fail_fast", f"--gtest_filter={each}"], whole.seconds, whole.cpu)
+            for each in (f"-{slow}", slow)
+        ]
+        print(f"  {program}: {whole.seconds:.0f} s", flush=True)
+
+    def _pytest(self, files: tuple[str, ...]) -> Run:
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--rootdir", str(ROOT)]
+        paths = [str(ROOT / "tests" / "python" / each) for each in files]
+        run = Run(
+            [sys.executable, "-m", "pytest", *options, "-c", str(ROOT / "pyproject.toml"), *paths]
+        )
+        run.measure()
+        print(f"  {', '.join(files)}: {run.seconds:.0f} s", flush=True)
+        return run
+
+    def noticed_by(self, mutant: Mutant) -> str:
+        """The program that does; empty if none."""
+        own = PROGRAMS[mutant.module]
+        others = [each for each in self._runs if each not in own]
+        for program in (*own, *others):
+            runs = self._runs[program] if mutant.number in self._reached[program] else []
+            if not all(run(mutant.number) for run in runs):
+                return program
+        run = self._python.get(mutant.module)
+        return "pytest" if run and not run(mutant.number) else ""
+
+    def reaches(self, mutant: Mutant) -> bool:
+        """Whether a C++ test runs what it changes."""
+        return any(mutant.number in reached for reached in self._reached.values())
+
+
+def judged() -> dict[str, str]:
+    """Why mutants that live are no wrong ones, by their key."""
+    result = {}
+    text = (Path(__file__).parent / "same_mutants.txt").read_text()
+    for block in re.split(r"\n\n+", text.strip()):
+        lines = [line for line in block.splitlines() if not line.startswith("#")]
+        keys = [line for line in lines if not line.startswith("    ")]
+        why = " ".join(line.strip() for line in lines if line.startswith("    "))
+        result |= dict.fromkeys(keys, why)
+    return result
+
+
+def main() -> None:
+    """Reads the options, builds, tests and counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=150, help="how many mutants, of all")
+    parser.add_argument("--only", default="", help="what their file:line begins with, without src/")
+    parser.add_argument("--numbers", type=int, nargs="*", help="these mutants, of an earlier run")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--no-python", action="store_true", help="leave the Python tests out")
+    options = parser.parse_args()
+    if not (shutil.which("cmake") and shutil.which("ninja")):
+        sys.exit("cmake and ninja must be on PATH: run ./dev prove mutants")
+
+    print(f"seed {options.seed}, {options.count} mutants; building", flush=True)
+    found = build(options.jobs)
+    tests = Tests(not options.no_python)
+    found = [each for each in found if each.number in tests.compiled]
+    print(
+        f"  {len(found)} mutants, {sum(map(tests.reaches, found))} reached by C++ tests", flush=True
+    )
+    if options.numbers:
+        chosen = [each for each in found if each.number in options.numbers]
+    else:
+        wanted = [each for each in found if f"{each.path}:{each.place}".startswith(options.only)]
+        chosen = random.Random(options.seed).sample(wanted, min(options.count, len(wanted)))
+
+    same = judged()
+    tally = Tally("Mutants of need, adapt and memory: cases that tests must notice")
+    for module in PROGRAMS:
+        mine = sorted(each for each in chosen if each.module == module)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            noticed = dict(zip(mine, pool.map(tests.noticed_by, mine), strict=True))
+        alive = [each for each in mine if not noticed[each]]
+        wrong = []
+        for each in alive:
+            where = "" if tests.reaches(each) else " (no C++ test reaches it)"
+            if each.key in same:
+                print(f"  same as the original: {each}\n    {same[each.key]}")
+            else:
+                wrong.append(f"[{each.number}] {each}{where}\n    {each.key}")
+        by_python = sum(name == "pytest" for name in noticed.values())
+        killed = len(mine) - len(alive)
+        print(
+            f"  {module}: {len(mine)} mutants, {killed} killed ({by_python} by Python tests),"
+            f" {len(alive)} live, of which {len(alive) - len(wrong)} are the same as the original;"
+            f" score {killed / max(killed + len(wrong), 1):.1%}"
+        )
+        total = sum(each.module == module for each in found)
+        tally.row(f"{module}, of {total:,} mutants", killed + len(wrong), wrong)
+    tally.finish()
+
+
+if __name__ == "__main__":
+    main()
