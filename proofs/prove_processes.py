@@ -260,6 +260,8 @@ def prove_forks(tally: Tally, forks: int, seconds: float, locks: bool, plant: bo
     """One kind of thread after the other, and all kinds at once."""
     with tempfile.TemporaryDirectory() as folder:
         kinds = works(folder)
+        for work in kinds.values():
+            work()  # imports what it needs: a child waits for ever for an import of another thread
         numbers = torch.empty(100_000)
         groups = {name: [work, works(folder)[name]] for name, work in kinds.items()}
         streams = groups.pop("streams")
