@@ -233,6 +233,7 @@ class StreamBatches(IterableDataset[Any]):
         epoch = whole("epoch", state["epoch"], 0)
         finished = flag("finished", state["finished"])
         start = {name: state[name] for name in (*_BEGIN, *_FURTHER) if name in state}
+        start["done"] = whole("done", state["done"], 0)
         if isinstance(self.iterable, Mixture) and "mixture" in state:
             self.iterable.load_state_dict(state["mixture"])
         # Of an epoch that has not begun, what was read ahead may have seen other weights.
