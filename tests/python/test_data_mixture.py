@@ -151,6 +151,25 @@ def test_a_state_taken_right_after_weights_were_set_holds_them() -> None:
     assert list(resumed) == list(running)
 
 
+@pytest.mark.parametrize("at_end", ["stop", "drop", "restart"])
+def test_weights_that_are_set_once_all_is_read_hold_from_the_next_epoch_on(at_end: str) -> None:
+    def make() -> Any:
+        return mix([range(12), range(100, 160)], [3, 1], seed=4, at_end=at_end)
+
+    mixture = make()
+    whole = pack_stream(mixture, 96, sizeof=size, lookahead=10_000)
+    running = iter(whole)
+    next(running)
+    mixture.set_weights([0, 1])
+    state = json.loads(json.dumps(whole.state_dict()))
+    again = make()
+    resumed = pack_stream(again, 96, sizeof=size, lookahead=10_000)
+    resumed.load_state_dict(state)
+    assert list(resumed) == list(running)
+    assert list(resumed) == list(whole)
+    assert again.weights == [0, 1]
+
+
 def test_a_finished_epoch_passes_its_weights_on() -> None:
     mixture = three()
     whole = stream(mixture)

@@ -165,13 +165,16 @@ class Mixture(Iterable[Any]):
         ]
 
 
-def state_of(samples: _C.MixedSamples, mixture: Mixture, *, several: bool) -> dict[str, Any]:
+def state_of(samples: _C.MixedSamples, mixture: Mixture, *, to_the_end: bool) -> dict[str, Any]:
     """The weights of an iteration so far, and how many samples it has read.
 
-    Several readers of the same samples have read different numbers, and follow no change before the
-    next epoch.
+    Args:
+        samples: what the iteration reads.
+        mixture: where they are from.
+        to_the_end: whether no change holds before the next epoch: if several readers read the same
+            samples, of which they have read different numbers, or if all were read.
     """
-    drawn = 2**62 if several else samples.taken
+    drawn = 2**62 if to_the_end else samples.taken
     changes = [[number, stamp, weights] for number, stamp, weights in samples.changes]
     # Set after the last sample that was read: they hold from the next one on, also after a resume.
     _, stamp, weights = mixture.state_dict()["changes"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -262,6 +263,7 @@ class _StreamIterator(PositionedIterator):
         self._begin = 0  # batches of this rank before this iteration
         self._next = 0  # the number of the stream's next batch
         self._ended = False
+        self._all_read: list[bool] = []  # not empty once all samples were; batches may be left
 
     def __iter__(self) -> _StreamIterator:
         return self
@@ -281,6 +283,8 @@ class _StreamIterator(PositionedIterator):
                 "a part of them: give the stream an iterable that makes a new iterator each time"
             )
         _begun[id(self)] = self
+        if isinstance(samples, _C.MixedSamples):
+            samples = itertools.chain(samples, _note_end(self._all_read))
         if reading.workers > 1:
             head = 1 if owner._blocks else HEAD
             samples = owner._readers.compare_heads(reading, samples, head, sharded=owner._sharded)
@@ -349,8 +353,15 @@ class _StreamIterator(PositionedIterator):
         mixture = self._owner.iterable
         if isinstance(self._samples, _C.MixedSamples) and isinstance(mixture, Mixture):
             several = not self._owner._sharded and self._reader.readers > 1
-            position["mixture"] = state_of(self._samples, mixture, several=several)
+            to_the_end = several or bool(self._all_read)
+            position["mixture"] = state_of(self._samples, mixture, to_the_end=to_the_end)
         return position
+
+
+def _note_end(reached: list[bool]) -> Iterator[Any]:
+    """No samples: it is asked once there are no others."""
+    reached.append(True)
+    yield from ()
 
 
 def _block_sizes(sizeof: Callable[[Any], Any], measured: int) -> Callable[[Any], torch.Tensor]:
