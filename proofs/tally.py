@@ -1,8 +1,8 @@
 """What the proofs count: how many cases ran, how many of them went wrong, and how long they took.
 
 A proof is a program `prove_*.py` that `./dev prove` runs. It makes one `Tally`, adds a row per kind
-of case, prints each wrong case as it turns up (with its seed, so that it can be had again), and ends
-with `finish()`. With `--report` the rows go into docs/explanation/reliability.md.
+of case, prints each wrong case as it turns up (with its seed, so that it can be had again), and
+ends with `finish()`. With `--report` the rows go into docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ class BatchRun {
       // A finalizer that runs inside of next() would wait for itself.
       TORCH_CHECK_VALUE(run_.owner_ != here, "this iterator is already running in this thread");
       if (!run_.mutex_.try_lock()) {
-        const py::gil_scoped_release release;
-        run_.mutex_.lock();
+        without_gil([this] { run_.mutex_.lock(); });
       }
       run_.owner_ = here;
     }

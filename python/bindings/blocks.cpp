@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "interpreter.h"
 #include "python_error.h"
 #include "regions.h"
 #include "snapshot.h"
@@ -62,8 +63,7 @@ extern "C" PyObject* unpack(PyObject* /*self*/, PyObject* capsule) {
     }
     at::Tensor value = saved->get_if_there();
     if (!value.defined()) {  // its block runs again, and other threads may wait for the same one
-      const py::gil_scoped_release unlocked;
-      value = saved->get();
+      value = without_gil([saved] { return saved->get(); });
     }
     return THPVariable_Wrap(std::move(value));
   });

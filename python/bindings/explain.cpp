@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -105,6 +106,25 @@ py::list held_by_python(const py::list& tensors) {
   return held;
 }
 
+/// The objects of these types that Python's garbage collector knows. Nothing of Python runs between
+/// its list and the end of ours: among all objects are tuples that other threads have not filled
+/// yet, which they cannot go on with while the list holds them.
+py::list live_objects(const py::args& types) {
+  py::list found;  // NOLINT(misc-const-correctness): it is filled below
+  const py::object list_all = py::module_::import("gc").attr("get_objects");
+  const py::list all(new_reference(PyObject_CallNoArgs(list_all.ptr())));
+  for (const py::handle each : all) {
+    const bool is_one = std::any_of(types.begin(), types.end(), [&](py::handle type) {
+      return PyType_IsSubtype(Py_TYPE(each.ptr()), reinterpret_cast<PyTypeObject*>(type.ptr())) !=
+             0;
+    });
+    if (is_one) {
+      found.append(each);
+    }
+  }
+  return found;
+}
+
 using PyBlockWatch = ContextManager<BlockWatch, c10::Device, std::int64_t>;
 
 }  // namespace
@@ -137,6 +157,7 @@ void register_explain(py::module_& m) {
       });
   m.def("is_counted", &is_counted);
   m.def("held_by_python", &held_by_python);
+  m.def("live_objects", &live_objects);
   record<Holder>(m, "Holder", "", field("kind", &Holder::kind), field("where", &Holder::where),
                  field("bytes", &Holder::bytes), field("count", &Holder::count),
                  field("grows", &Holder::grows));

@@ -27,6 +27,8 @@
 #include <utility>
 #include <vector>
 
+#include "interpreter.h"
+
 namespace brim::python {
 
 /// What the argument is not, and what the other way may know.
@@ -224,11 +226,7 @@ struct FastCall<Result(Args...)> {
   template <std::size_t... I>
   PyObject* run(PyObject* const* values, std::index_sequence<I...> /*places*/) {
     std::tuple<Read<Args>...> read(values[I]...);
-    auto result = [&] {
-      const pybind11::gil_scoped_release unlocked;
-      return op.call(std::get<I>(read).value...);
-    }();
-    return give(std::move(result));
+    return give(without_gil([&] { return op.call(std::get<I>(read).value...); }));
   }
 };
 

@@ -180,8 +180,7 @@ detail::Failure release_pending_error() {
   pending->restore();
   pending.reset();
   entering_python([] { PyErr_Clear(); });
-  const py::gil_scoped_release without_lock;
-  detail::release_failed_backward();
+  without_gil([] { detail::release_failed_backward(); });
   return failure;
 }
 

@@ -170,6 +170,26 @@ def test_a_trial_that_does_not_fit_changes_nothing() -> None:
     assert program.run(4) == [ITEMS] * 4
 
 
+def test_a_call_that_never_fits_again_ends() -> None:
+    """Of a trial that fails after larger parts had run, one failure is forgiven."""
+    program = Program(0.62)
+    program.run(4)
+    sizes: list[int] = []
+
+    def fail(part: Tensor) -> Tensor:
+        sizes.append(len(part))
+        assert len(sizes) < 100, sizes
+        raise torch.OutOfMemoryError("CPU out of memory")
+
+    program.model.forward = fail  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        program.run(1)
+    assert sizes[0] < sizes[1] == ITEMS  # a trial; then what had run
+    assert sizes[-1] == 1
+    del program.model.forward
+    assert program.run(1) != []
+
+
 def test_an_interrupt_in_a_trial_is_one() -> None:
     program = Program(0.62)
     program.run(4)

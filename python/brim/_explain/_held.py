@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from statistics import median
 from typing import Any, NamedTuple
@@ -81,7 +80,7 @@ class _Live:
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         of_type: dict[type, list[Any] | None] = {}
-        for each in gc.get_objects():
+        for each in _C.live_objects(torch.Tensor, torch.nn.Module, torch.optim.Optimizer):
             kind = type(each)  # not isinstance(), which would ask proxies what they stand for
             if kind not in of_type:
                 of_type[kind] = self._list_for(kind)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+
+from brim import _C
 
 _SAMPLE = 256
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -39,10 +40,8 @@ class Watched:
         # By type(), since objects may pretend another class. Weakly: the work may drop them.
         self._others = [
             (weakref.ref(found), _trained(found))
-            for found in gc.get_objects()
-            if issubclass(type(found), torch.nn.Parameter)
-            and id(found) not in ids
-            and not is_lazy(found)
+            for found in _C.live_objects(torch.nn.Parameter)
+            if id(found) not in ids and not is_lazy(found)
         ]
 
     def changed(self) -> list[str]:

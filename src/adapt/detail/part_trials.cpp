@@ -123,9 +123,11 @@ std::int64_t PartTrials::choose(const SizeLattice& allowed) const {
 
 const Attempt* PartTrials::find(std::int64_t size) const { return find_size(trials_, size); }
 
+bool PartTrials::have_ended() const { return !std::ranges::all_of(trials_, &Attempt::fitted); }
+
 bool PartTrials::is_timed(std::int64_t size) const {
   const Attempt* const known = find(size);
-  return !trials_.empty() && (known == nullptr || known->calls < kRuns);
+  return any() && !have_ended() && (known == nullptr || known->calls < kRuns);
 }
 
 void PartTrials::learn(Attempt fit) {

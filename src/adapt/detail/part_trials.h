@@ -60,6 +60,8 @@ class PartTrials {
 
  private:
   [[nodiscard]] const Attempt* find(std::int64_t size) const;
+  /// Whether a trial failed: nothing is tried or timed any more.
+  [[nodiscard]] bool have_ended() const;
 
   const AdaptOptions& options_;
   std::int64_t items_;

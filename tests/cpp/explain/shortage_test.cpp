@@ -135,7 +135,9 @@ TEST(BlockWatch, TellsWhatIsInUse) {
   const BlockWatch watch(c10::DeviceType::CPU, 1024);
   const at::Tensor small = at::empty({16});
   at::Tensor kept = at::empty({1024});
-  { const at::Tensor gone = at::empty({4096}); }
+  {
+    const at::Tensor gone = at::empty({4096});
+  }
   const std::vector<LiveBlock> blocks = watch.blocks();
   ASSERT_EQ(blocks.size(), 1U);
   EXPECT_EQ(blocks[0].bytes, 4096);
