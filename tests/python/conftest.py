@@ -18,7 +18,7 @@ hypothesis.settings.register_profile("brim", deadline=None, derandomize=True, da
 hypothesis.settings.load_profile("brim")
 
 
-# Without such a device torch keeps every seed for the day when there is one, each with a stack trace:
+# Without such a device torch keeps every seed for the day when there is one, with a stack trace:
 # a millisecond, some ten thousand times.
 for _device in (torch.cuda, torch.xpu, torch.mtia):
     if not _device.is_available():

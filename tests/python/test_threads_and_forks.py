@@ -361,12 +361,40 @@ work = brim.maximize("n")(lambda n: sum(range(2000)))
 told = brim.maximize("n", observer=lambda attempt: sum(range(2000)))(lambda n: n)
 def loop(f, *args):
     while True: f(*args)
-for call in ((work, 64), (told, 64), (brim.SizeMemory.flush,)):
+sampler = brim.data.PackedBatchSampler(list(range(1, 10)) * 50, 18)  # threads wait for each other
+for call in ((work, 64), (told, 64), (brim.SizeMemory.flush,), *[(list, sampler)] * 3):
     threading.Thread(target=loop, args=call, daemon=True).start()
 time.sleep(0.1)
 """
     ended = run(code)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_tuples_that_other_threads_fill_are_left_alone() -> None:
+    done, errors = threading.Event(), []
+
+    def build() -> None:
+        while not done.is_set():
+            try:
+                tuple(i for i in range(50))
+            except SystemError as error:  # it has a second owner before it is full
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            assert isinstance(brim._C.live_objects(torch.Tensor), list)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    assert errors == []
 
 
 def test_daemon_threads_end_quietly_in_any_python_code_of_a_call() -> None:
