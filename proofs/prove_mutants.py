@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -50,17 +49,18 @@ PYTHON_TESTS = {
     "adapt": ("test_adapt_maximize.py", "test_adapt_batch.py", "test_microbatches.py"),
     "memory": ("test_memory.py", "test_adapt_errors.py"),
 }
+SHARDS = 24
 # What only another device reaches.
 ELSEWHERE = ("memory/cuda", "memory/accelerator_backend")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Mutant:
     """A mutant of the tree; `line` is its source, without the indentation."""
 
-    number: int
     path: str
     place: int
+    number: int
     line: str
     change: str
 
@@ -116,7 +116,7 @@ def make_tree(without: dict[str, set[int]]) -> list[Mutant]:
             nth = same[each.line, each.change]
             change = each.change if nth == 1 else f"{each.change}, number {nth}"
             result.append(
-                Mutant(each.number, path, each.line, lines[each.line - 1].strip(), change)
+                Mutant(path, each.line, each.number, lines[each.line - 1].strip(), change)
             )
         number += 1000  # a change of one source does not number the others anew
     for name in PROGRAMS:
@@ -221,30 +221,28 @@ def build(jobs: int) -> list[Mutant]:
 
 @dataclass
 class Run:
-    """A command that tests, and what it takes where nothing is changed."""
+    """A command that tests: what it takes where nothing is changed, and what it then reaches."""
 
     command: list[str]
-    seconds: float = 300.0
-    cpu: float = 300.0
+    more: dict[str, str]
+    seconds: float = 600.0
+    reached: frozenset[int] = frozenset()
 
-    def __call__(self, number: int = -1, **more: str) -> bool:
-        """Whether it passes."""
-        environment = (
-            os.environ
-            | more
-            | {
-                "BRIM_MUTANT": str(number),
-                "OMP_WAIT_POLICY": "passive",
-                "LD_LIBRARY_PATH": str(BUILD / "out" / "python" / "brim" / "lib"),
-            }
-        )
+    def passes(self, number: int = -1, seen: str = "") -> bool:
+        """Whether it does, with this mutant."""
+        environment = os.environ | self.more | {
+            "BRIM_MUTANT": str(number),
+            "LD_LIBRARY_PATH": str(BUILD / "out" / "python" / "brim" / "lib"),
+            "OMP_WAIT_POLICY": "passive",
+        }  # fmt: skip
+        if seen:
+            environment["BRIM_MUTANTS"] = seen
         # One that does not end, or that takes all memory, is to hurt nobody else.
-        limits = (
-            f"ulimit -c 0; ulimit -t {int(5 * self.cpu + 20)}; echo 1000 >/proc/self/oom_score_adj"
-        )
+        limits = f"ulimit -c 0; ulimit -t {int(3 * self.seconds + 10)}"
+        script = f'{limits}; echo 1000 >/proc/self/oom_score_adj; exec "$@"'
         with tempfile.TemporaryDirectory() as folder:
             process = subprocess.Popen(
-                ["sh", "-c", f'{limits}; exec "$@"', "sh", *self.command],
+                ["sh", "-c", script, "sh", *self.command],
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -253,7 +251,7 @@ class Run:
                 start_new_session=True,
             )
             try:
-                return process.wait(5 * self.seconds + 60) == 0
+                return process.wait(5 * self.seconds + 30) == 0
             except subprocess.TimeoutExpired:
                 return False
             finally:
@@ -261,80 +259,72 @@ class Run:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def measure(self, **more: str) -> None:
-        """Takes the time it needs."""
-        cpu, begin = cpu_seconds(), time.perf_counter()
-        if not self(**more):
-            sys.exit(f"without a mutant, this fails: {' '.join(self.command)}")
-        self.seconds, self.cpu = time.perf_counter() - begin, cpu_seconds() - cpu
+    def measure(self) -> set[int]:
+        """Runs it without a mutant; which mutants are compiled into it."""
+        begin = time.perf_counter()
+        with tempfile.NamedTemporaryFile("r") as seen:
+            if not self.passes(seen=seen.name):
+                sys.exit(f"without a mutant, this fails: {self.more} {' '.join(self.command)}")
+            states = [tuple(map(int, line.split())) for line in seen]
+        self.seconds = time.perf_counter() - begin
+        self.reached = frozenset(number for number, state in states if state == 2)
+        return {number for number, _ in states}
 
 
-def cpu_seconds() -> float:
-    """Of all processes that have ended."""
-    used = os.times()
-    return used.children_user + used.children_system
+def sharded(program: str) -> list[Run]:
+    """Its tests in so many processes, of which a mutant is tried with those that reach it."""
+    command = [str(BUILD / "out" / "tests" / "cpp" / program), "--gtest_fail_fast"]
+    return [
+        Run(command, {"GTEST_TOTAL_SHARDS": str(SHARDS), "GTEST_SHARD_INDEX": str(shard)})
+        for shard in range(SHARDS)
+    ]
+
+
+def pytest(files: tuple[str, ...]) -> Run:
+    """A run of these files of tests/python."""
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
+    paths = [str(ROOT / "tests" / "python" / each) for each in files]
+    place = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+    return Run([sys.executable, "-m", "pytest", *options, *place, *paths], {})
 
 
 class Tests:
     """What can notice a mutant, and which mutants it reaches."""
 
-    def __init__(self, python: bool) -> None:
-        self._runs: dict[str, list[Run]] = {}
-        self._reached: dict[str, set[int]] = {}
-        self.compiled: set[int] = set()
-        for program in (each for programs in PROGRAMS.values() for each in programs):
-            self._measure(program)
-        self._python = {name: self._pytest(files) for name, files in PYTHON_TESTS.items() if python}
-
-    def _measure(self, program: str) -> None:
-        path = str(BUILD / "out" / "tests" / "cpp" / program)
-        seen, times = BUILD / f"{program}.seen", BUILD / f"{program}.json"
-        seen.unlink(missing_ok=True)
-        whole = Run([path])
-        whole.measure(BRIM_MUTANTS=str(seen), GTEST_OUTPUT=f"json:{times}")
-        states = [tuple(map(int, line.split())) for line in seen.read_text().splitlines()]
-        self.compiled |= {number for number, _ in states}
-        self._reached[program] = {number for number, state in states if state == 2}
-        took = {
-            f"{suite['name']}.{test['name']}": float(test["time"].rstrip("s"))
-            for suite in json.loads(times.read_text())["testsuites"]
-            for test in suite["testsuite"]
-        }
-        # The shortest tests first: a quarter of the time notices most.
-        names = sorted(took, key=lambda name: took[name])
-        sums = itertools.accumulate(took[name] for name in names)
-        quick = [name for name, so_far in zip(names, sums) if so_far < sum(took.values()) / 4]
-        slow = ":".join(names[len(quick) :])
-        self._runs[program] = [
-            Run([path, "--gtest_fail_fast", f"--gtest_filter={each}"], whole.seconds, whole.cpu)
-            for each in (f"-{slow}", slow)
-        ]
-        print(f"  {program}: {whole.seconds:.0f} s", flush=True)
-
-    def _pytest(self, files: tuple[str, ...]) -> Run:
-        options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--rootdir", str(ROOT)]
-        paths = [str(ROOT / "tests" / "python" / each) for each in files]
-        run = Run(
-            [sys.executable, "-m", "pytest", *options, "-c", str(ROOT / "pyproject.toml"), *paths]
-        )
-        run.measure()
-        print(f"  {', '.join(files)}: {run.seconds:.0f} s", flush=True)
-        return run
+    def __init__(self, python: bool, pool: ThreadPoolExecutor) -> None:
+        names = [each for programs in PROGRAMS.values() for each in programs]
+        self._runs = {program: sharded(program) for program in names}
+        every = [run for runs in self._runs.values() for run in runs]
+        self._python = {name: pytest(files) for name, files in PYTHON_TESTS.items() if python}
+        self.compiled = set().union(*pool.map(Run.measure, [*every, *self._python.values()]))
+        self._reached = frozenset().union(*(run.reached for run in every))
+        for name, runs in self._runs.items():
+            runs.sort(key=lambda run: run.seconds)
+            print(f"  {name}: {sum(run.seconds for run in runs):.0f} s", flush=True)
+        for name, run in self._python.items():
+            print(f"  Python tests of {name}: {run.seconds:.0f} s", flush=True)
 
     def noticed_by(self, mutant: Mutant) -> str:
         """The program that does; empty if none."""
+        begin = time.perf_counter()
+        name = self._noticed_by(mutant)
+        print(f"    {name or 'LIVES'}, {time.perf_counter() - begin:.0f} s: {mutant}", flush=True)
+        return name
+
+    def _noticed_by(self, mutant: Mutant) -> str:
         own = PROGRAMS[mutant.module]
-        others = [each for each in self._runs if each not in own]
-        for program in (*own, *others):
-            runs = self._runs[program] if mutant.number in self._reached[program] else []
-            if not all(run(mutant.number) for run in runs):
-                return program
+        for program in (*own, *(each for each in self._runs if each not in own)):
+            for run in self._runs[program]:
+                if mutant.number in run.reached and not run.passes(mutant.number):
+                    return program
         run = self._python.get(mutant.module)
-        return "pytest" if run and not run(mutant.number) else ""
+        if run and mutant.number in run.reached and not run.passes(mutant.number):
+            return "pytest"
+        return ""
 
     def reaches(self, mutant: Mutant) -> bool:
         """Whether a C++ test runs what it changes."""
-        return any(mutant.number in reached for reached in self._reached.values())
+        return mutant.number in self._reached
 
 
 def judged() -> dict[str, str]:
@@ -364,7 +354,8 @@ def main() -> None:
 
     print(f"seed {options.seed}, {options.count} mutants; building", flush=True)
     found = build(options.jobs)
-    tests = Tests(not options.no_python)
+    pool = ThreadPoolExecutor(options.jobs)
+    tests = Tests(not options.no_python, pool)
     found = [each for each in found if each.number in tests.compiled]
     print(
         f"  {len(found)} mutants, {sum(map(tests.reaches, found))} reached by C++ tests", flush=True
@@ -379,8 +370,7 @@ def main() -> None:
     tally = Tally("Mutants of need, adapt and memory: cases that tests must notice")
     for module in PROGRAMS:
         mine = sorted(each for each in chosen if each.module == module)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            noticed = dict(zip(mine, pool.map(tests.noticed_by, mine), strict=True))
+        noticed = dict(zip(mine, pool.map(tests.noticed_by, mine), strict=True))
         alive = [each for each in mine if not noticed[each]]
         wrong = []
         for each in alive:
