@@ -164,9 +164,9 @@ class CpuTemporaries:
         threads = torch.get_num_threads() if is_channels_last(x) or places == 1 else 0
         return (threads + 2) * x.size(1) * _sum_bytes(x) if training else 0
 
-    # The gradient centred, before it is scaled.
+    # The gradient centred, before it is scaled, if the input needs one.
     def _batch_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:
-        return bytes_of(args[0]) if _is_dense(args[0]) else 0
+        return bytes_of(args[0]) if args[-1][0] and _is_dense(args[0]) else 0
 
     # Sums of each thread for weight and bias.
     def _layer_norm_backward(self, args: Any, outputs: list[torch.Tensor]) -> Any:

@@ -58,7 +58,7 @@ def _batch_norm_backward(
     mask = args[-1]
     dtype = x.dtype if weight is None else weight.dtype
     return (
-        torch.empty_like(x),
+        torch.empty_like(x) if mask[0] or not on_cpu else None,
         *(x.new_empty(x.size(1), dtype=dtype) if wanted else None for wanted in mask[1:]),
     )
 
