@@ -18,7 +18,8 @@ constexpr std::int64_t kActivation = 100;  // of an item
 
 /// Two calls of a training step: the first makes an optimizer's state, the second frees the
 /// gradient first.
-MemoryTrace traced(std::int64_t size, std::int64_t activation = kActivation) {
+MemoryTrace traced(std::int64_t size, std::int64_t activation = kActivation,
+                   std::int64_t temporary = 0) {
   MemoryTrace trace;
   const auto make = [&](std::int64_t bytes, const char* place) {
     return trace.allocate(bytes, MemoryKind::other, trace.place(place));
@@ -31,6 +32,9 @@ MemoryTrace traced(std::int64_t size, std::int64_t activation = kActivation) {
       trace.free(gradient);
     }
     const std::int64_t kept = make(activation * size, "forward");
+    if (temporary > 0) {
+      trace.free(make(temporary, "forward"));
+    }
     gradient = make(kGradient, "backward");
     trace.free(kept);
     if (first) {
@@ -40,22 +44,29 @@ MemoryTrace traced(std::int64_t size, std::int64_t activation = kActivation) {
   return trace;
 }
 
-std::vector<Attempt> foreseen(std::int64_t available, std::int64_t activation = kActivation) {
+std::vector<Attempt> foreseen(std::int64_t available, std::int64_t activation = kActivation,
+                              std::int64_t temporary = 0) {
   TraceSearch search({.kind = AllocatorKind::exact}, 1, 1000);
   for (const std::int64_t size : {1000, 500}) {
-    search.record(size, traced(size, activation), 1, 50 + available);
+    search.record(size, traced(size, activation, temporary), 1, 50 + available);
   }
   return search.traced();
 }
 
 /// The first call of a run, in whose operators are others.
-Attempt run(std::int64_t size, std::int64_t available) {
+Attempt run(std::int64_t size, std::int64_t available, std::int64_t temporary = 0) {
   const std::int64_t activation = kActivation * size;
-  const std::vector<AllocationEvent> events{
-      {.address = 1, .bytes = activation, .operation = 0, .name = 11, .path = 11},
+  std::vector<AllocationEvent> events{
+      {.address = 1, .bytes = activation, .operation = 0, .name = 11, .path = 11}};
+  if (temporary > 0) {
+    events.push_back({.address = 4, .bytes = temporary, .operation = 0, .name = 11, .path = 14});
+    events.push_back({.address = 4, .bytes = temporary, .freed = true});
+  }
+  const AllocationEvent rest[]{
       {.address = 2, .bytes = kGradient, .operation = 1, .name = 12, .path = 12},
       {.address = 1, .bytes = activation, .freed = true},
       {.address = 3, .bytes = kGradient, .operation = 2, .name = 13, .path = 13}};
+  events.insert(events.end(), std::begin(rest), std::end(rest));
   return {.values = {size},
           .peak = activation + kGradient,
           .left = 2 * kGradient,
@@ -113,6 +124,42 @@ TEST(ForeseenTrace, ARunGrowsAsItAndFreesFirstWhatItFrees) {
   const auto only_state = [](std::int64_t address) { return address == 3; };
   const auto later = Need::of_fits(attempts, only_state, available - kGradient);
   EXPECT_EQ(later->upper(370), kActivation * 370 + kGradient);
+}
+
+TEST(ForeseenTrace, WhatARunFreesFirstMakesRoomForWhatItMakesBefore) {
+  const std::int64_t available = 40'000;
+  constexpr std::int64_t kTemporary = 5000;  // at the end of the forward pass
+  std::vector<Attempt> attempts = foreseen(available, kActivation, kTemporary);
+  attempts.push_back(run(300, available, kTemporary));
+  const auto in_use = [](std::int64_t address) { return address == 2 || address == 3; };
+  const auto need = Need::of_fits(attempts, in_use, available - 2 * kGradient);
+  EXPECT_EQ(need->upper(370), kActivation * 370 + kTemporary - kGradient);
+}
+
+TEST(ForeseenTrace, WhatWasHeldBeforeAndIsFreedMakesRoom) {
+  const auto step = [](std::int64_t size) {
+    MemoryTrace trace;
+    const std::int64_t held = trace.allocate(500, MemoryKind::other, trace.place("before"));
+    trace.free(held);
+    trace.free(trace.allocate(kActivation * size, MemoryKind::other, trace.place("forward")));
+    return trace;
+  };
+  TraceSearch search({.kind = AllocatorKind::exact}, 1, 1000);
+  for (const std::int64_t size : {1000, 500}) {
+    search.record(size, step(size), 1, 40'000);
+  }
+  const auto need = Need::of_fits(search.traced(), {}, 39'500);
+  EXPECT_EQ(need->upper(300), kActivation * 300 - 500);
+}
+
+TEST(ForeseenTrace, OnADeviceWhatCallsHaveLeftIsNotNeededAgainEither) {
+  const std::int64_t available = 40'000;
+  const auto attempts = foreseen(available);
+  const auto need = Need::of_fits(attempts, {}, available - 2 * kGradient);
+  const AllocatorModel device(
+      {.kind = AllocatorKind::exact, .capacity = available - 2 * kGradient});
+  EXPECT_TRUE(need->fits(380, device, Need::kInProportion, true));
+  EXPECT_FALSE(need->fits(381, device, Need::kInProportion, true));
 }
 
 TEST(ForeseenTrace, WhatCallsHaveLeftIsNotNeededAgain) {

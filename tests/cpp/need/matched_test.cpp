@@ -107,6 +107,22 @@ TEST(Matched, ATraceThatAFailureCutIsMatchedUpToThere) {
   }
 }
 
+TEST(Matched, OnlyTheLastOperatorOfAFailureIsMatchedInOrderAlone) {
+  // In the whole trace the operator has a workspace ahead of its other requests.
+  for (const bool whole_first : {false, true}) {
+    const Trace last = trace_of_operators({{1, {10}}, {2, {20, 21}}}, false);
+    const Trace whole = trace_of_operators({{1, {10}}, {2, {29, 20, 21}}});
+    EXPECT_EQ(whole_first ? matched(whole, last) : matched(last, whole),
+              whole_first ? (std::vector<std::int32_t>{0, 1, 2, Trace::kNone})
+                          : (std::vector<std::int32_t>{0, 1, 2}));
+    const Trace inner = trace_of_operators({{2, {20, 21}}, {3, {30}}}, false);
+    const Trace outer = trace_of_operators({{2, {29, 20, 21}}, {3, {30}}});
+    EXPECT_EQ(whole_first ? matched(outer, inner) : matched(inner, outer),
+              whole_first ? (std::vector<std::int32_t>{Trace::kNone, 0, 1, 2})
+                          : (std::vector<std::int32_t>{1, 2, 3}));
+  }
+}
+
 TEST(Matched, WhatWasHeldBeforeIsNotMatched) {
   Trace from = trace_of_operators(of_names({1, 2}));
   from.requests.insert(from.requests.begin(), {.bytes = 5, .operation = 0, .name = 1, .path = 1});

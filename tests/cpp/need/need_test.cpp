@@ -367,6 +367,20 @@ TEST(Need, WhatTheLastCallLeftIsReplaced) {
   EXPECT_EQ(need_of({attempt}, nothing).upper(10), 2500) << "the caller has freed it: less is held";
 }
 
+TEST(Need, WhatAFailedAttemptHadMadeIsHeldUntilTheCallFreesIt) {
+  // The newest call freed a block of a failed attempt, which the next one has to make.
+  Trace trace;
+  trace.requests = {{.bytes = 500, .operation = 0, .name = 1, .freed = true, .from_failure = true},
+                    {.bytes = 1000, .operation = 1, .name = 2, .freed = true}};
+  trace.older = 1;
+  trace.events = {~0, 1, ~1};
+  Attempt fit{.values = {10}, .peak = 1000, .trace = std::make_shared<const Trace>(trace)};
+  EXPECT_EQ(Need::of_fits({{fit}}, {})->upper(10), 1000);
+  trace.events = {1, ~0, ~1};
+  fit.trace = std::make_shared<const Trace>(trace);
+  EXPECT_EQ(Need::of_fits({{fit}}, {})->upper(10), 1500);
+}
+
 TEST(Need, FitsAnAllocatorWhereTheProgramDoes) {
   Random random(5);
   int fitting = 0;

@@ -498,6 +498,44 @@ TEST(SizeSearch, RememberedFactsOfOtherAvailableBytesNeverPreventTheExactMaximum
 }
 
 // Traces of 15 and 16 items show a need that hardly grows, but 17 are padded to 32.
+TEST(SizeSearch, APeakAloneIsNotTriedOnAModelOfTheAllocator) {
+  int asked = 0;
+  SizeSearch search(
+      {.upper = 64, .circumstances = {.available = 1000 * kMiB, .packs = false, .allocator = [&] {
+                                        ++asked;
+                                        return std::optional<AllocatorModel>();
+                                      }}});
+  for (const std::int64_t size : {8, 16}) {
+    Attempt attempt = fit(size);
+    attempt.peak = 10 * kMiB * size;
+    attempt.available = 1000 * kMiB;
+    search.remember(attempt);
+  }
+  EXPECT_GT(search.next(), 16) << "the need is followed";
+  EXPECT_EQ(asked, 0);
+}
+
+TEST(SizeSearch, RecordedRequestsAreAddedUpWhereTheDeviceDoesNotTellOfItsAllocator) {
+  for (const bool has_function : {false, true}) {
+    Circumstances now{.available = 1000 * kMiB, .packs = false};
+    if (has_function) {
+      now.allocator = [] { return std::optional<AllocatorModel>(); };
+    }
+    SizeSearch search({.upper = 64, .circumstances = now});
+    for (const std::int64_t size : {8, 16}) {
+      Attempt attempt = fit(size);
+      attempt.peak = 10 * kMiB * size;
+      attempt.available = 1000 * kMiB;
+      const std::vector<AllocationEvent> events{
+          {.address = 1, .bytes = *attempt.peak, .operation = 0, .name = 1, .path = 1},
+          {.address = 1, .bytes = *attempt.peak, .freed = true}};
+      attempt.trace = trace_of(events);
+      search.remember(attempt);
+    }
+    EXPECT_GT(search.next(), 16) << "the need is followed";
+  }
+}
+
 TEST(SizeSearch, FollowsNoTracesThatFailuresContradict) {
   constexpr std::int64_t kAvailable = 80 * kMiB;
   const auto attempt = [&](std::int64_t size) {
