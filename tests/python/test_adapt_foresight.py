@@ -57,7 +57,13 @@ def _one_thread() -> Iterator[None]:
         pytest.param(96, (1.2, 1.9, 3.3, 10, 100), id="96", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(
+    "name",
+    [  # a second each: every other one
+        pytest.param(name, marks=pytest.mark.slow if number % 2 else ())
+        for number, name in enumerate(WORKS)
+    ],
+)
 def test_never_worse_than_halving_and_near_the_largest(
     name: str, budget: int | None, firsts: tuple[float, ...], held: int
 ) -> None:

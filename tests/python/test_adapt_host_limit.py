@@ -99,6 +99,7 @@ def test_without_the_limit_it_is_killed(container: pathlib.Path) -> None:
     run("brim.batch(4096, host_limit=False)(rows)()", container, expected=KILLED)
 
 
+@pytest.mark.slow
 def test_every_kind_of_call_shrinks_instead(container: pathlib.Path) -> None:
     run(
         """

@@ -49,7 +49,11 @@ def test_a_loss_that_compares_each_sample_with_each_other_one(cost: str, held: i
 @pytest.mark.filterwarnings("ignore:the sizes of the samples|.*are left out, over budget")
 @pytest.mark.parametrize("cost", ["padded", "sum"])
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")]
+    "error",
+    [
+        torch.OutOfMemoryError("out of memory"),
+        pytest.param(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), marks=pytest.mark.slow),
+    ],
 )
 def test_batches_that_ran_out_of_memory_without_saying_how_much_are_not_made(
     cost: str, error: Exception, held: int

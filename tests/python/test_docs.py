@@ -49,10 +49,15 @@ def server() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
+def takes_long(page: Path) -> bool:
+    """Frameworks take seconds to import, and estimates of large models too. They have tests."""
+    return "integrations" in page.parts or page.name in ("command_line.md", "estimate.md")
+
+
 @pytest.mark.parametrize(
     "page",
-    [  # frameworks take seconds to import, and have tests of their own
-        pytest.param(page, marks=pytest.mark.slow if "integrations" in page.parts else ())
+    [
+        pytest.param(page, marks=pytest.mark.slow if takes_long(page) else ())
         for page in with_blocks("python", "console")
     ],
     ids=name_of,

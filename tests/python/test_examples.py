@@ -29,7 +29,14 @@ def test_there_are_examples() -> None:
     assert "budget.py" in {example.name for example in EXAMPLES}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [  # test_ranks.py starts ranks, too
+        pytest.param(path, marks=pytest.mark.slow if path.name == "ranks.py" else ())
+        for path in EXAMPLES
+    ],
+    ids=lambda path: path.name,
+)
 def test_runs(example: Path, tmp_path: Path, server: subprocess.Popen[str]) -> None:
     assert server.stdin is not None
     assert server.stdout is not None

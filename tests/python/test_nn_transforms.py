@@ -212,7 +212,10 @@ def test_compile_gets_brims_operator_only_where_it_keeps_less(inplace: bool) -> 
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+@pytest.mark.parametrize(
+    "frozen",
+    [pytest.param(False, id="trainable", marks=pytest.mark.slow), pytest.param(True, id="frozen")],
+)
 def test_compile_of_a_net_with_changing_batches(frozen: bool) -> None:
     ours, torchs = small_net(), small_net(nn)
     for net in (ours, torchs):

@@ -15,6 +15,7 @@ import torch
 import brim
 from brim._arguments import shown
 from brim._table import Part, Table
+from brim.memory import is_out_of_memory
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -151,10 +152,10 @@ def training(
         if checkpointing:
             # Its name from transformers 5.23 on, and before.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    except ImportError:
-        raise
     # Whatever its numbers lead to: a division by zero, a missing attribute, a size that overflows.
     except Exception as error:
+        if isinstance(error, ImportError) or is_out_of_memory(error):
+            raise
         raise ValueError(f"{file} is not of a {name} that can be made: {error!s:.300}") from error
     inputs, samples = _inputs(model, name, batch or 8, length)
     made = OPTIMIZERS[optimizer or "adamw"](model.parameters())

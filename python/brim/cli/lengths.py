@@ -12,6 +12,7 @@ import torch
 from brim._arguments import shown
 from brim.data._arrow import lengths_of_column
 from brim.data.sizes import one_column
+from brim.memory import is_out_of_memory
 
 _STANDARD_INPUT = Path("-")
 
@@ -48,10 +49,10 @@ def read_lengths(path: Path, column: str | None) -> torch.Tensor:
     try:
         lengths = one_column("lengths", _READERS[ending](path, column))
         _refuse_fractions(lengths)
-    except ImportError:
-        raise
     # A damaged file makes the libraries that read it raise many kinds of errors.
     except Exception as error:
+        if isinstance(error, ImportError) or is_out_of_memory(error):
+            raise
         raise ValueError(f"{name_of(path)}: {error!s:.300}") from error
     return lengths
 
