@@ -765,6 +765,7 @@ def check_loaders(dice: random.Random) -> None:
     sizes = [dice.randint(1, 20) for _ in range(dice.randint(1, 60))]
     world, workers = dice.randint(1, 2), dice.randint(1, 3)
     kind = dice.choice(["packed", "pack", "divide", "mixed divide"])
+    shards = world * workers + dice.randrange(3)
     options: dict[str, Any] = {"cost": "sum"}
     if kind != "packed":
         options["lookahead"] = dice.randint(1, 30)
@@ -781,7 +782,6 @@ def check_loaders(dice: random.Random) -> None:
         else:
             data: Any = range(len(sizes))
             if "divide" in kind:
-                shards = world * workers + dice.randrange(3)
                 data = Shards(
                     [list(range(k, len(sizes), shards)) for k in range(shards)], open=iter
                 )
