@@ -15,7 +15,6 @@ import torch
 import brim
 from brim._arguments import shown
 from brim._table import Part, Table
-from brim.memory import is_out_of_memory
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -154,7 +153,8 @@ def training(
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     # Whatever its numbers lead to: a division by zero, a missing attribute, a size that overflows.
     except Exception as error:
-        if isinstance(error, ImportError) or is_out_of_memory(error):
+        # Nothing here takes memory, so a size that overflows is one of the file's numbers.
+        if isinstance(error, (ImportError, MemoryError, torch.OutOfMemoryError)):
             raise
         raise ValueError(f"{file} is not of a {name} that can be made: {error!s:.300}") from error
     inputs, samples = _inputs(model, name, batch or 8, length)
