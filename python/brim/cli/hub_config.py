@@ -15,6 +15,7 @@ import torch
 import brim
 from brim._arguments import shown
 from brim._table import Part, Table
+from brim.memory import is_out_of_memory
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -153,8 +154,9 @@ def training(
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     # Whatever its numbers lead to: a division by zero, a missing attribute, a size that overflows.
     except Exception as error:
-        # Nothing here takes memory, so a size that overflows is one of the file's numbers.
-        if isinstance(error, (ImportError, MemoryError, torch.OutOfMemoryError)):
+        # A size that overflows counts as out of memory, and is one of the file's numbers here.
+        short = is_out_of_memory(error) and "overflow" not in str(error)
+        if short or isinstance(error, ImportError):
             raise
         raise ValueError(f"{file} is not of a {name} that can be made: {error!s:.300}") from error
     inputs, samples = _inputs(model, name, batch or 8, length)
