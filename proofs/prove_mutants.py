@@ -43,11 +43,14 @@ PROGRAMS = {
     "adapt": ("test_adapt", "test_adapt_allocation"),
     "memory": ("test_memory",),
 }
-# A few seconds each.
+# Half a minute each at most.
 PYTHON_TESTS = {
-    "need": ("test_adapt_maximize.py", "test_foresee.py"),
-    "adapt": ("test_adapt_maximize.py", "test_adapt_batch.py", "test_microbatches.py"),
-    "memory": ("test_memory.py", "test_adapt_errors.py"),
+    "need": ("adapt_maximize", "foresee"),
+    "adapt": (
+        *("adapt_batch", "adapt_maximize", "adapt_restore", "adapt_size_files", "adapt_settings"),
+        *("microbatches", "microbatches_joint", "microbatches_ranks"),
+    ),
+    "memory": ("memory", "adapt_errors", "adapt_host_limit", "explain"),
 }
 SHARDS = 24
 # What only another device reaches.
@@ -280,12 +283,12 @@ def sharded(program: str) -> list[Run]:
     ]
 
 
-def pytest(files: tuple[str, ...]) -> Run:
-    """A run of these files of tests/python."""
+def pytest(name: str) -> Run:
+    """A run of a file of tests/python."""
     options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow"]
-    paths = [str(ROOT / "tests" / "python" / each) for each in files]
     place = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-    return Run([sys.executable, "-m", "pytest", *options, *place, *paths], {})
+    path = str(ROOT / "tests" / "python" / f"test_{name}.py")
+    return Run([sys.executable, "-m", "pytest", *options, *place, path], {})
 
 
 class Tests:
@@ -295,14 +298,15 @@ class Tests:
         names = [each for programs in PROGRAMS.values() for each in programs]
         self._runs = {program: sharded(program) for program in names}
         every = [run for runs in self._runs.values() for run in runs]
-        self._python = {name: pytest(files) for name, files in PYTHON_TESTS.items() if python}
+        files = sorted({each for files in PYTHON_TESTS.values() for each in files if python})
+        self._python = {name: pytest(name) for name in files}
         self.compiled = set().union(*pool.map(Run.measure, [*every, *self._python.values()]))
         self._reached = frozenset().union(*(run.reached for run in every))
         for name, runs in self._runs.items():
             runs.sort(key=lambda run: run.seconds)
             print(f"  {name}: {sum(run.seconds for run in runs):.0f} s", flush=True)
         for name, run in self._python.items():
-            print(f"  Python tests of {name}: {run.seconds:.0f} s", flush=True)
+            print(f"  test_{name}.py: {run.seconds:.0f} s", flush=True)
 
     def noticed_by(self, mutant: Mutant) -> str:
         """The program that does; empty if none."""
@@ -317,9 +321,10 @@ class Tests:
             for run in self._runs[program]:
                 if mutant.number in run.reached and not run.passes(mutant.number):
                     return program
-        run = self._python.get(mutant.module)
-        if run and mutant.number in run.reached and not run.passes(mutant.number):
-            return "pytest"
+        for name in PYTHON_TESTS[mutant.module] if self._python else ():
+            run = self._python[name]
+            if mutant.number in run.reached and not run.passes(mutant.number):
+                return f"test_{name}.py"
         return ""
 
     def reaches(self, mutant: Mutant) -> bool:
@@ -379,7 +384,7 @@ def main() -> None:
                 print(f"  same as the original: {each}\n    {same[each.key]}")
             else:
                 wrong.append(f"[{each.number}] {each}{where}\n    {each.key}")
-        by_python = sum(name == "pytest" for name in noticed.values())
+        by_python = sum(name.endswith(".py") for name in noticed.values())
         killed = len(mine) - len(alive)
         print(
             f"  {module}: {len(mine)} mutants, {killed} killed ({by_python} by Python tests),"

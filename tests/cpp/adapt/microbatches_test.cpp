@@ -6,6 +6,8 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <brim/adapt/detail/gradient_reduction.h>
+#include <brim/adapt/detail/item_contrast.h>
 #include <brim/adapt/microbatches.h>
 #include <brim/adapt/whole_batch.h>
 #include <gtest/gtest.h>
@@ -336,6 +338,15 @@ TEST_F(MicrobatchesTest, WrongInputIsAnErrorThatSaysWhat) {
             }).find("gradient"),
             std::string::npos);
   EXPECT_NE(message([&] {
+              const auto calls_backward = [&](const at::Tensor& x, const at::Tensor& y) {
+                at::Tensor result = squares(x, y).mean();
+                result.backward({}, /*retain_graph=*/true);
+                return result;
+              };
+              Microbatches{calls_backward, {.parameters = model.weights}}(data.x, data.y);
+            }).find("called backward itself"),
+            std::string::npos);
+  EXPECT_NE(message([&] {
               Microbatches{[&](const at::Tensor& x, const at::Tensor& y) {
                 return PartLoss(squares(x, y).mean(), -1);
               }}(data.x, data.y);
@@ -452,6 +463,97 @@ TEST_F(MicrobatchesTest, SettledRanksMakeNoExchangeAndRepairAFailureInTheSameCal
     EXPECT_EQ(exchanges[i][19], 5);
   }
   EXPECT_TRUE(models[0].gradients().equal(models[1].gradients()));
+}
+
+TEST(GradientReduction, SmallGradientsOfOneTypeTravelTogether) {
+  const auto parameter = [](std::int64_t numel, at::ScalarType type) {
+    at::Tensor made = at::zeros({numel}, type).requires_grad_(true);
+    made.mutable_grad() = at::ones({numel}, type);
+    return made;
+  };
+  constexpr std::int64_t kLarge = std::int64_t{8} << 20;  // elements: more than a bucket
+  constexpr std::int64_t kHalf = std::int64_t{4} << 20;   // two of them are more than a bucket
+  const std::vector<at::Tensor> parameters{
+      parameter(2, at::kFloat),  parameter(3, at::kFloat),     parameter(4, at::kDouble),
+      parameter(5, at::kDouble), parameter(6, at::kFloat),     parameter(kLarge, at::kFloat),
+      parameter(7, at::kFloat),  parameter(kHalf, at::kFloat), parameter(kHalf, at::kFloat)};
+  detail::GradientReduction reduction(Reduction::mean, parameters);
+  reduction.prepare(at::ones({}, at::kDouble), 1);
+  std::vector<std::int64_t> summed;
+  const auto sum = [&](const at::Tensor& tensor) { summed.push_back(tensor.numel()); };
+  ASSERT_TRUE(reduction.vote(true, sum));
+  summed.clear();
+  reduction.run(sum);
+  EXPECT_EQ(summed, (std::vector<std::int64_t>{5, 9, 6, kLarge, 7 + kHalf, kHalf}));
+}
+
+TEST(GradientReduction, RanksThatCountDifferentThingsAreAnErrorOnAll) {
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
+    ThreadRanks ranks(2);
+    ThreadSum sums;
+    const auto errors = ranks.run([&](std::int64_t rank) {
+      at::Tensor parameter = at::zeros({2}, at::kDouble).requires_grad_(true);
+      parameter.mutable_grad() = at::ones({2}, at::kDouble);
+      detail::GradientReduction own(reduction, {parameter});
+      own.prepare(at::ones({}, at::kDouble), 1, rank == 0 ? 1.0 : 2.0);
+      own.run(sums.of(rank));
+    });
+    for (const std::exception_ptr& error : errors) {
+      ASSERT_EQ(error != nullptr, reduction == Reduction::mean);
+      if (error) {
+        EXPECT_THROW(std::rethrow_exception(error), c10::ValueError);
+      }
+    }
+  }
+}
+
+using Places = std::vector<std::int64_t>;
+
+TEST(ItemContrast, FindsNeighboursThatDifferUntilTheyWereCompared) {
+  detail::ItemContrast contrast;
+  const std::vector<at::Tensor> batch{at::tensor({1.0, 1.0, 1.0, 5.0, 5.0})};
+  EXPECT_EQ(contrast.pairs(batch, 0), (Places{2}));
+  EXPECT_EQ(contrast.pairs(batch, 0), (Places{2})) << "not compared yet";
+  contrast.compared();
+  EXPECT_TRUE(contrast.pairs(batch, 0).empty()) << "nothing new";
+}
+
+TEST(ItemContrast, MoreThanTwiceOfWhatWasComparedIsNew) {
+  detail::ItemContrast contrast;
+  EXPECT_EQ(contrast.pairs({{4, 4, 5}}), (Places{1}));  // a fifth
+  contrast.compared();
+  EXPECT_TRUE(contrast.pairs({{4, 6, 6}}).empty()) << "a third";
+  EXPECT_TRUE(contrast.pairs({{3, 5, 5}}).empty()) << "two fifths";
+  EXPECT_EQ(contrast.pairs({{4, 8, 8}}), (Places{0})) << "a half";
+}
+
+TEST(ItemContrast, TakesAtMostThreePairsAndEachOnce) {
+  detail::ItemContrast contrast;
+  EXPECT_EQ(
+      contrast.pairs(
+          {{1, 2, 2, 2, 2}, {1, 3, 3, 3, 3}, {1, 1, 2, 2, 2}, {1, 1, 1, 2, 2}, {1, 1, 1, 1, 2}}),
+      (Places{0, 1, 2}));
+}
+
+TEST(ItemContrast, CountsLabelsAndPadding) {
+  // The sums of values are equal: labels that are not -100, and values that are not 0, differ.
+  const at::Tensor padded = at::tensor({4, 0, 2, 2, 2, 2}, at::kLong).view({3, 2});
+  EXPECT_EQ(detail::ItemContrast().pairs(std::vector<at::Tensor>{padded}, 0), (Places{0}));
+  const at::Tensor labels = at::tensor({-50, -50, -50, -50, -100, 0}, at::kLong).view({3, 2});
+  EXPECT_EQ(detail::ItemContrast().pairs(std::vector<at::Tensor>{labels}, 0), (Places{1}));
+  EXPECT_EQ(detail::ItemContrast().pairs(std::vector<at::Tensor>{labels.t()}, 1), (Places{1}));
+}
+
+TEST(ItemContrast, LeavesOutWhatCannotBeMeasured) {
+  const std::vector<at::Tensor> batch{at::Tensor(),
+                                      at::tensor({1.0, 2.0}).to(at::kComplexDouble),
+                                      at::tensor({1.0, 2.0}).to(at::kMeta),
+                                      at::tensor({1.0, 2.0}).to_sparse(),
+                                      at::tensor({1.0}),
+                                      at::tensor(3.0).squeeze(),
+                                      at::tensor({7.0, 7.0, 8.0})};
+  EXPECT_EQ(detail::ItemContrast().pairs(batch, 0), (Places{1}));
+  EXPECT_TRUE(detail::ItemContrast().pairs(batch, 1).empty());
 }
 
 TEST(WholeBatch, BatchNormInTrainingIsRefused) {
