@@ -94,6 +94,20 @@ TEST(AttemptHistory, ANewKindOfCallBeginsWithWhatAWiderOneKnows) {
   EXPECT_GE(attempts.back().size(), known);
 }
 
+TEST(AttemptHistory, AWiderKindOfCallLearnsFromLaterFailuresAlone) {
+  SizeMemory memory;
+  const Budget budget = room_for(64 * kMiB);
+  size_of_call(memory, kMiB, 2);  // a failure elsewhere: from now on all calls are measured
+  size_of_call(memory, 1024, 1, 0);
+  ASSERT_FALSE(memory.recall(0).empty());
+  ASSERT_EQ(failures_of(memory.recall(0)), 0);
+  const auto first = memory.recall(0);
+  size_of_call(memory, 1024, 1, 0);
+  EXPECT_EQ(memory.recall(0).size(), first.size());
+  size_of_call(memory, kMiB, 1, 0);
+  EXPECT_GT(failures_of(memory.recall(0)), 0);
+}
+
 TEST(AttemptHistory, KindsOfCallDoNotHoldEachOtherBack) {
   SizeMemory memory;
   const Budget budget = room_for(64 * kMiB);

@@ -268,6 +268,18 @@ TEST(ParameterSearch, RemembersWhichGroupWasSearched) {
   EXPECT_EQ(current(again), (Values{8, 100}));
 }
 
+TEST(ParameterSearch, AFailureElsewhereMovesOnToItsGroupAndAFitDoesNot) {
+  const ParameterSearchOptions options{.strategy = Strategy::bisect,
+                                       .parameters = {{.maximum = 8}, {.maximum = 100}}};
+  ParameterSearch fitted(options);
+  EXPECT_TRUE(fitted.record_elsewhere({.values = {1, 60}}));
+  EXPECT_EQ(current(fitted), (Values{8, 100}));
+  ParameterSearch failed(options);
+  EXPECT_TRUE(failed.record_elsewhere({.values = {1, 60}, .outcome = outcome(false)}));
+  EXPECT_EQ(current(failed).front(), 1);
+  EXPECT_LT(current(failed).back(), 60);
+}
+
 TEST(ParameterSearch, RemembersAGroupThatShrinksTogether) {
   const ParameterSearchOptions options{.strategy = Strategy::bisect,
                                        .parameters = {{.maximum = 100}, {.maximum = 50}},

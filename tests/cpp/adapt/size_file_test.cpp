@@ -88,6 +88,7 @@ TEST_F(SizeFile, WhatIsNotOursIsRefused) {
       "brim-sizes 3 0000000000000001" + lines,
       "brim-sizes 3 fedcba9876543210\n1 100 -1 1000 10 0 nothing 64\nend\n",
       "brim-sizes 3 fedcba9876543210\n1 100 -1 1000 10 nan cpu 64\nend\n",
+      "brim-sizes 3 fedcba9876543210\n1 100 -1 1000 10 -0.5 cpu 64\nend\n",
       "brim-sizes 3 fedcba9876543210\n1 100 -1 1000 10 0 cpu 99999999999999999999\nend\n",
       good + good,
       good + "x",
