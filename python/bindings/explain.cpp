@@ -1,13 +1,16 @@
 #include <brim/explain/shortage.h>
 #include <brim/memory/host_memory.h>
 #include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -127,6 +130,92 @@ py::list live_objects(const py::args& types) {
 
 using PyBlockWatch = ContextManager<BlockWatch, c10::Device, std::int64_t>;
 
+/// A block of brim.explain, from `enter` to `leave`. C++ opens and ends it, since an interrupt
+/// between two lines of Python would leave it open. The GIL is held.
+class ExplainedBlock {
+ public:
+  ExplainedBlock() = default;
+  ~ExplainedBlock() { leave(); }
+  ExplainedBlock(const ExplainedBlock&) = delete;
+  ExplainedBlock& operator=(const ExplainedBlock&) = delete;
+
+  void enter() {
+    thread_ = std::this_thread::get_id();
+    all().push_back(this);
+  }
+  void leave() { std::erase(all(), this); }
+  bool is_here() const { return thread_ == std::this_thread::get_id(); }
+
+  /// The one of this thread that was entered last, or null.
+  static ExplainedBlock* innermost() {
+    const auto found = std::ranges::find_if(all().rbegin(), all().rend(), &ExplainedBlock::is_here);
+    return found == all().rend() ? nullptr : *found;
+  }
+
+ private:
+  static std::vector<ExplainedBlock*>& all() {
+    static auto* const open = new std::vector<ExplainedBlock*>();
+    return *open;
+  }
+
+  std::thread::id thread_;
+};
+
+/// Ends a block, and before that has it explain the error, if there is one.
+void end_block(const py::object& block, const py::object& error) {
+  struct Leaving {
+    ExplainedBlock& block;
+    ~Leaving() { block.leave(); }
+  };
+  const Leaving leaving{block.cast<ExplainedBlock&>()};
+  if (!error.is_none()) {
+    invoke(attribute(block, "tell"), error);
+  }
+}
+
+/// What `with brim.explain()` enters, several times if need be: a watch and a block for each.
+class ExplainingBlocks {
+ public:
+  explicit ExplainingBlocks(c10::Device device) : device_(device) {}
+
+  c10::Device device() const { return device_; }
+
+  void enter(const py::object& self) {
+    auto opened = std::make_unique<PyBlockWatch>("watch", device_, 0);
+    opened->enter();  // closed with the last reference, whatever follows
+    const py::object watch = py::cast(std::move(opened));
+    const py::object block = invoke(attribute(self, "_block"), watch);
+    open_.push_back({block, watch});
+    block.cast<ExplainedBlock&>().enter();
+  }
+
+  void exit(const py::object& error) {
+    TORCH_CHECK(!open_.empty(), "this explain block is not open");
+    // Several threads may be in blocks of one object.
+    auto last = std::find_if(open_.rbegin(), open_.rend(), [](const Open& each) {
+      return each.block.cast<ExplainedBlock&>().is_here();
+    });
+    last = last == open_.rend() ? open_.rbegin() : last;
+    const Open ended = *last;
+    open_.erase(std::next(last).base());
+    struct Closing {
+      PyBlockWatch& watch;
+      ~Closing() { watch.exit(); }
+    };
+    const Closing closing{ended.watch.cast<PyBlockWatch&>()};
+    end_block(ended.block, error);
+  }
+
+ private:
+  struct Open {
+    py::object block;
+    py::object watch;
+  };
+
+  c10::Device device_;
+  std::vector<Open> open_;
+};
+
 }  // namespace
 
 void register_explain(py::module_& m) {
@@ -154,7 +243,38 @@ void register_explain(py::module_& m) {
               py::make_tuple(block.address, block.bytes, block.made_at, place_text(block.place)));
         }
         return found;
+      })
+      .def("open", [](PyBlockWatch& self) {  // for good, at the first of several calls
+        if (!self.entered()) {
+          self.enter();
+        }
       });
+  py::class_<ExplainedBlock>(m, "ExplainedBlock")
+      .def(py::init<>())
+      .def("__enter__",
+           [](const py::object& self) {
+             self.cast<ExplainedBlock&>().enter();
+             return self;
+           })
+      .def("__exit__", [](const py::object& self, const py::object&, const py::object& error,
+                          const py::object&) { end_block(self, error); });
+  m.def(
+      "explained_block", [] { return ExplainedBlock::innermost(); },
+      py::return_value_policy::reference);
+  py::class_<ExplainingBlocks>(m, "ExplainingBlocks")
+      .def(py::init([](const py::object& device) {
+             return std::make_unique<ExplainingBlocks>(resolve_device(device_argument(device)));
+           }),
+           py::arg("device"))
+      .def_property_readonly(
+          "_device", [](const ExplainingBlocks& self) { return to_python(self.device()); })
+      .def("__enter__",
+           [](const py::object& self) {
+             self.cast<ExplainingBlocks&>().enter(self);
+             return self;
+           })
+      .def("__exit__", [](ExplainingBlocks& self, const py::object&, const py::object& error,
+                          const py::object&) { self.exit(error); });
   m.def("is_counted", &is_counted);
   m.def("held_by_python", &held_by_python);
   m.def("live_objects", &live_objects);

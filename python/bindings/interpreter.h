@@ -101,11 +101,11 @@ auto without_gil(const Work& work) {
 template <class Work>
 auto interruptibly(const Work& work) {
   return without_gil([&] {
-    using Clock = std::chrono::steady_clock;
+    using SteadyClock = std::chrono::steady_clock;
     constexpr std::chrono::milliseconds kBetweenLooks(50);
-    auto next_look = Clock::now() + kBetweenLooks;
+    auto next_look = SteadyClock::now() + kBetweenLooks;
     const batching::InterruptionGuard guard([&] {
-      if (Clock::now() < next_look) {
+      if (SteadyClock::now() < next_look) {
         return;
       }
       PyGILState_STATE state{};
@@ -119,7 +119,7 @@ auto interruptibly(const Work& work) {
       if (error) {
         std::rethrow_exception(error);
       }
-      next_look = Clock::now() + kBetweenLooks;
+      next_look = SteadyClock::now() + kBetweenLooks;
     });
     return work();
   });

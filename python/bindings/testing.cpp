@@ -1,5 +1,8 @@
+#include <brim/testing/clock_by_hand.h>
 #include <brim/testing/oom_injector.h>
 
+#include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "bindings.h"
@@ -38,6 +41,11 @@ Example:
           "failures",
           [](const PyOomInjector& self) { return self.entered() ? self.object().failures() : 0; },
           "How many of them failed.");
+  ContextManager<testing::ClockByHand>::bind(m, "ClockByHand", "Time stands still but for `advance`.")
+      .def(py::init([] { return std::make_unique<ContextManager<testing::ClockByHand>>("clock"); }))
+      .def_static("advance", [](double seconds) {
+        testing::ClockByHand::advance(std::chrono::nanoseconds(std::llround(seconds * 1e9)));
+      });
   // Lets a test see what a Python callback's error becomes on its way through C++ and back.
   m.def(
       "call_through_cpp", [](const py::object& function) { return call_python(function); },

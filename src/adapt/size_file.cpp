@@ -1,7 +1,6 @@
 #include "adapt/size_file.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -9,10 +8,12 @@
 #include <cstdio>
 #include <fstream>
 #include <locale>
-#include <random>
+#include <span>
 #include <sstream>
 #include <string_view>
 #include <utility>
+
+#include "whole_file.h"
 
 namespace brim::size_file {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".brim-sizes";
-constexpr std::string_view kTemporary = ".tmp";
+constexpr std::string_view kTemporary = ".tmp";  // of write_whole
 // Only a whole text has it: a system that went down may leave a part of the newest file.
 constexpr std::string_view kEnd = "end";
 constexpr std::size_t kHexDigits = 16;
@@ -133,37 +134,8 @@ std::optional<std::vector<Attempt>> read(const fs::path& file, std::uint64_t key
 
 std::error_code write(const fs::path& file, std::uint64_t key,
                       const std::vector<Attempt>& attempts) {
-  std::error_code error;
-  fs::create_directories(file.parent_path(), error);
-  if (error) {
-    return error;
-  }
-  // The name is drawn: processes in different containers share neither process ids nor a counter.
-  std::random_device random;
-  const std::uint64_t drawn = (std::uint64_t{random()} << 32) | random();
-  const fs::path temporary = file.string() + "." + hex(drawn) + std::string(kTemporary);
   const std::string text = text_of(key, attempts);
-  errno = 0;
-  std::ofstream out(temporary, std::ios::binary);
-  out << text;
-  out.close();  // where a quota or a network file system says it
-  if (out.fail()) {
-    error = {errno != 0 ? errno : EIO, std::generic_category()};
-  } else {
-    // Without fsync, and not over an old file, for which ext4 writes the new one out: both take
-    // milliseconds. Should the system go down now, the file may be a part of itself or missing.
-    // That is noticed, and only means that a size is learned once more.
-    ::unlink(file.c_str());
-    fs::rename(temporary, file, error);
-    if (error == std::errc::no_such_file_or_directory) {
-      return {};  // another process has just removed all files
-    }
-  }
-  if (error) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-  }
-  return error;
+  return write_whole(file, {std::as_bytes(std::span(text))}, Readers::owner);
 }
 
 void prune(const fs::path& directory, std::size_t most) {

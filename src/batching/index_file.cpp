@@ -7,12 +7,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <random>
 #include <utility>
 
 #include "batching/permutation.h"
+#include "whole_file.h"
 
 namespace brim::batching::detail {
 namespace {
@@ -92,36 +91,19 @@ class Checksum {
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() { close(); }
+  ~Descriptor() {
+    if (number_ >= 0) {
+      ::close(number_);
+    }
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
 
   [[nodiscard]] int number() const { return number_; }
-  int close() {
-    const int open = number_;
-    number_ = -1;
-    return open < 0 ? 0 : ::close(open);
-  }
 
  private:
   int number_;
 };
-
-bool write_all(int file, const void* from, std::size_t bytes) {
-  const auto* at = static_cast<const char*>(from);
-  while (bytes > 0) {
-    const ssize_t written = ::write(file, at, std::min<std::size_t>(bytes, std::size_t{1} << 30));
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      return false;
-    }
-    at += written;
-    bytes -= static_cast<std::size_t>(written);
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -177,11 +159,6 @@ IndexFile::~IndexFile() {
 std::error_code IndexFile::write(const std::filesystem::path& file, std::string_view settings,
                                  std::string_view data,
                                  const std::vector<std::span<const std::byte>>& parts) {
-  std::error_code error;
-  std::filesystem::create_directories(file.parent_path(), error);
-  if (error) {
-    return error;
-  }
   Header header;
   header.settings = hash_of(settings);
   header.data = hash_of(data);
@@ -192,36 +169,9 @@ std::error_code IndexFile::write(const std::filesystem::path& file, std::string_
   }
   header.checksum = checksum.result();
   header.own_checksum = header.expected_checksum();
-  // A random name: processes on different machines share neither process ids nor a counter.
-  std::random_device random;
-  const std::filesystem::path temporary =
-      file.string() + "." + std::to_string((std::uint64_t{random()} << 32U) | random()) + ".tmp";
-  const auto last_error = [] {
-    return std::error_code(errno != 0 ? errno : EIO, std::generic_category());
-  };
-  {
-    Descriptor out(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (out.number() < 0) {
-      return last_error();
-    }
-    bool whole = write_all(out.number(), &header, sizeof(header));
-    for (const auto part : parts) {
-      whole = whole && write_all(out.number(), part.data(), part.size());
-    }
-    // A network file system may say only now that it is full. What a crash of the system leaves
-    // undone the checksum finds, so there is no fsync.
-    if (!whole || out.close() != 0) {
-      error = last_error();
-    }
-  }
-  if (!error) {
-    std::filesystem::rename(temporary, file, error);
-  }
-  if (error) {
-    std::error_code ignored;
-    std::filesystem::remove(temporary, ignored);
-  }
-  return error;
+  std::vector whole{std::as_bytes(std::span(&header, 1))};
+  whole.insert(whole.end(), parts.begin(), parts.end());
+  return write_whole(file, whole, Readers::everyone);
 }
 
 }  // namespace brim::batching::detail

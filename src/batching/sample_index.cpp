@@ -258,7 +258,7 @@ std::shared_ptr<const EpochIndex> SampleIndex::epoch(const Batching& batching,
   const IndexFile file(path_of(name), about, identity_);
   const bool found = read(name, file, [&](std::span<const std::byte> payload) {
     index = epoch_of(payload);
-    return index.has_value();
+    return index && std::cmp_less_equal(index->batches_of_rank, batching.samples());
   });
   if (!found) {
     if (!make) {

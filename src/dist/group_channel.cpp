@@ -17,7 +17,7 @@
 namespace brim {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 using CalledOff = std::optional<std::pair<std::int64_t, std::string>>;
 
 constexpr const char* kCalledOff = "called_off";
@@ -36,8 +36,8 @@ std::vector<std::int64_t> missing(c10d::Store& store, const char* name, std::int
   }
   const auto has_set = [&](std::int64_t other) { return store.check({c10::str(name, other)}); };
   try {
-    const auto end = Clock::now() + kPatience;
-    while (std::erase_if(others, has_set), !others.empty() && Clock::now() < end) {
+    const auto end = SteadyClock::now() + kPatience;
+    while (std::erase_if(others, has_set), !others.empty() && SteadyClock::now() < end) {
       std::this_thread::sleep_for(kPause);
     }
     return others;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "clock.h"
 #include "fork.h"
 #include "memory/backend.h"
 #include "memory/host_room.h"
@@ -23,8 +24,6 @@ struct detail::ThreadHostLimit::Limits {
 };
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // What is always left to libraries' workspaces, page tables and other processes.
 constexpr std::int64_t kLeastReserve = std::int64_t{32} << 20;

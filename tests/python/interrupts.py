@@ -22,7 +22,6 @@ from torch.utils import _python_dispatch
 
 import brim
 from brim import _C
-from brim._explain import _block
 from brim.nn.saving import hooks_in_force
 
 BRIM = str(Path(brim.__file__).resolve().parent)
@@ -154,7 +153,7 @@ def state_of_process() -> dict[str, Any]:
         "default type": torch.get_default_dtype(),
         "threads of torch": torch.get_num_threads(),
         "threads": threading.active_count(),
-        "blocks that explain": len(_block._here.blocks),
+        "the block that explains": _C.explained_block(),
         "garbage is collected": gc.isenabled(),
         "hook of errors": sys.excepthook,
         "handler of Ctrl-C": signal.getsignal(signal.SIGINT),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -434,28 +433,35 @@ def test_a_call_that_fits_logs_nothing(caplog: pytest.LogCaptureFixture) -> None
 # ---------------------------------------------------------------- throughput
 
 
-def test_throughput_settles_at_the_best_rate() -> None:
+@pytest.fixture
+def clock() -> Iterator[brim._C.ClockByHand]:
+    """Stands still, so that no disturbance of the machine decides."""
+    with brim._C.ClockByHand() as by_hand:
+        yield by_hand
+
+
+def test_throughput_settles_at_the_best_rate(clock: brim._C.ClockByHand) -> None:
     tried: list[int] = []
 
     @brim.batch(64, objective="throughput")
     def function(size: int) -> None:
         tried.append(size)
-        time.sleep(0.001 if size == 32 else 0.1)  # too far apart for any disturbance
+        clock.advance(0.001 if size == 32 else 0.1)
 
     for _ in range(8):
         function()
     assert tried == [64, 64, 32, 32, 16, 16, 32, 32], "the first time at a size is not counted"
 
 
-def test_throughput_does_not_judge_a_size_by_its_first_call() -> None:
+def test_throughput_does_not_judge_a_size_by_its_first_call(clock: brim._C.ClockByHand) -> None:
     tried: list[int] = []
 
     @brim.batch(64, objective="throughput")
     def function(size: int) -> None:
         tried.append(size)
         if len(tried) == 1:
-            time.sleep(0.5)  # a compiler, cold caches
-        time.sleep(0.05)
+            clock.advance(0.5)  # a compiler, cold caches
+        clock.advance(0.05)
 
     for _ in range(6):
         function()

@@ -17,14 +17,9 @@ import brim
 from .interrupt_cases import CASES
 from .interrupts import interrupted, lines_of
 
-# Python code ends an `explain` block, and an interrupt can end that early: then the block stays
-# among those that explain what leaves an adaptive call.
-LEAVES_A_BLOCK = {"explain_a_block", "explain_an_error", "explain_a_decorated_call"}
 # A second per call and more.
 LONG = {"explain_a_decorated_call", "explain_a_function", "microbatches_that_foresee"}
-XFAIL = pytest.mark.xfail(strict=False, reason="an interrupted explain block stays open")
-ALL = [pytest.param(each, marks=[XFAIL] * (each in LEAVES_A_BLOCK)) for each in CASES]
-QUICK = [each for each in ALL if each.values[0] not in LONG | LEAVES_A_BLOCK]
+QUICK = [each for each in CASES if each not in LONG]
 
 # -- The test --------------------------------------------------------------------------------------
 
@@ -55,7 +50,7 @@ def test_an_interrupt_leaves_nothing_behind(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", CASES)
 def test_an_interrupt_in_many_places_leaves_nothing_behind(name: str) -> None:
     made = CASES[name]()
     lines, expected = lines_of(made)

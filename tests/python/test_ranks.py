@@ -172,14 +172,13 @@ def test_a_failure_on_one_rank_changes_nothing(results: Results, place: str) -> 
     assert (min(outcome[place + "_sizes"]) < 12) == shrunk
 
 
-def test_fifty_random_schedules_of_failures_change_nothing(results: Results) -> None:
+def test_random_schedules_of_failures_change_nothing(results: Results) -> None:
     outcome = same(results, "random_schedules")
     failed = 0
     for parameters, sizes in outcome["results"]:
         assert parameters == outcome["expected"]
         failed += min(sizes) < 12
-    assert failed > 20
-    assert max(result["random_schedules_seconds"] for result in results) < 120
+    assert 5 * failed > 2 * len(outcome["results"])
 
 
 def test_random_failures_in_microbatches_of_random_length_change_nothing(results: Results) -> None:

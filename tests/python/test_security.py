@@ -253,12 +253,10 @@ def test_no_connection_is_opened(written: Path) -> None:
     assert list((written / "index").iterdir())
 
 
-@pytest.mark.xfail(reason="src/adapt/size_file.cpp leaves it to the mask")
 def test_remembered_sizes_are_private_whatever_the_mask(written: Path) -> None:
     assert modes(written / "deep" / "sizes") == {"folders": {0o700}, "files": {0o600}}
 
 
-@pytest.mark.xfail(reason="src/batching/index_file.cpp leaves it to the mask")
 def test_nobody_else_may_write_an_index_whatever_the_mask(written: Path) -> None:
     """Others may read it, which is what it is for; what it says decides where batches begin."""
     found = modes(written / "index")

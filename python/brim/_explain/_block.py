@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ _LINES = "put `with brim.explain():` around the code to see the lines that made 
 _STEP = "put the step into a function and decorate it with @brim.explain() to see what would help"
 
 
-class Explaining:
+class Explaining(_C.ExplainingBlocks):
     """A block or a function whose out-of-memory errors are explained; `brim.explain()` makes one.
 
     Attributes:
@@ -52,29 +51,13 @@ class Explaining:
     """
 
     def __init__(self, device: DeviceLike = None, *, html: str | Path | None = None) -> None:
-        self._device = _C.BlockWatch(device).device
+        super().__init__(device)
         self._html = html
-        self._open: list[tuple[_Block, _C.BlockWatch]] = []
         self.explanation: Explanation | None = None
 
-    def __enter__(self) -> Explaining:
-        watch = _C.BlockWatch(self._device)
-        watch.__enter__()
-        self._open.append((_Block(self, watch), watch))
-        _here.blocks.append(self._open[-1][0])
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        block, watch = self._open.pop()
-        try:
-            block.end(error)
-        finally:
-            watch.__exit__(None, None, None)
+    def _block(self, watch: _C.BlockWatch) -> Block:
+        """What `__enter__` opens."""
+        return Block(self, watch)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: a call that runs out of memory is replayed, to see what helps.
@@ -87,29 +70,18 @@ class Explaining:
         # Open from the first call on: what earlier calls left behind has lines, too.
         watch = _C.BlockWatch(self._device)
         held: deque[int] = deque(maxlen=_CALLS)
-        first = threading.Lock()
 
         @functools.wraps(function)
         def explained(*args: P.args, **kwargs: P.kwargs) -> R:
-            with first:
-                if not watch.is_open:
-                    watch.__enter__()
+            watch.open()
             held.append(watch.in_use)
             call = Call(function, args, kwargs, self._device, held=held[-1])
-            block, failure = _Block(self, watch, call, held, watch.clock), None
-            _here.blocks.append(block)
-            try:
+            with Block(self, watch, call, held, watch.clock):
                 return function(*args, **kwargs)
-            except Exception as error:
-                failure = error
-                raise
-            finally:
-                block.end(failure)
-                del failure  # else the error would refer to this frame, and the frame to the error
 
         return explained
 
-    def _tell(self, error: BaseException, block: _Block) -> None:
+    def _tell(self, error: BaseException, block: Block) -> None:
         """Explain an error, once: where it is first seen most is known."""
         if not _C.classify_error(error) or hasattr(error, "explanation"):
             return
@@ -129,8 +101,8 @@ class Explaining:
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
-    """An open block, a call of a decorated function, or neither: then nothing was watched."""
+class Block(_C.ExplainedBlock):
+    """A block, a call of a decorated function, or neither: then nothing was watched."""
 
     told: Explaining
     watch: _C.BlockWatch | None = None
@@ -138,38 +110,25 @@ class _Block:
     held: Sequence[int] = ()  # when this call and those before it began
     began: int | None = None  # this call, by the clock of the watch
 
-    def end(self, error: BaseException | None) -> None:
-        try:
-            if error is not None:
-                self.told._tell(error, self)
-        finally:
-            if self in _here.blocks:  # else another thread has opened it
-                _here.blocks.remove(self)
+    def __post_init__(self) -> None:
+        super().__init__()
 
-
-class _Here(threading.local):
-    """The open blocks of this thread."""
-
-    def __init__(self) -> None:
-        self.blocks: list[_Block] = []
-
-
-_here = _Here()
+    def tell(self, error: BaseException) -> None:
+        """Have an error explained that leaves the block."""
+        self.told._tell(error, self)
 
 
 def _explain_leaving(error: BaseException, device: torch.device | None) -> None:
     """Explain an error that leaves a budget or an adaptive call, for the block around that."""
-    if _here.blocks:
-        block = _here.blocks[-1]
-    else:
-        block = _Block(Explaining(device or _C.classify_error(error).device))
-    block.told._tell(error, block)
+    around: Any = _C.explained_block()
+    block = around or Block(Explaining(device or _C.classify_error(error).device))
+    block.tell(error)
 
 
 _C.provide(explain_leaving=_explain_leaving)
 
 
-def explanation_of(error: BaseException, device: torch.device, block: _Block) -> Explanation:
+def explanation_of(error: BaseException, device: torch.device, block: Block) -> Explanation:
     """Why memory ran out, who holds it now, and what would help the call, if it is known."""
     call = block.call
     cause = _C.classify_error(error)
@@ -328,7 +287,7 @@ def explain_uncaught(*, device: DeviceLike = None) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        told._tell(error, _Block(told))
+        told._tell(error, Block(told))
         before(kind, error, traceback)
 
     sys.excepthook = hook

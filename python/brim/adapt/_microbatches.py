@@ -136,6 +136,9 @@ class Microbatches:
         **options: Unpack[Options],
     ) -> None:
         self._split, self._length = _parts.splitting(split, length, whole("dim", dim, -(2**63)))
+        # Not cached properties: before Python 3.12 a lock of theirs outlives a fork.
+        self._encoded_by_found: list[torch.nn.Module] | None = None
+        self._reached_found: list[torch.nn.Module] | None = None
         self._joint = joint_of(loss_fn, loss, encode, reduction, self._split, self._length, options)
         if self._joint is None:
             check_loss_fn(loss_fn, model)
@@ -405,10 +408,12 @@ class Microbatches:
             self._reduction.prepare(loss, 1.0, 0.0)  # type: ignore[union-attr]
         return loss
 
-    @functools.cached_property
+    @property
     def _encoded_by(self) -> list[torch.nn.Module]:
         """The modules that `encode` leads to. Looked for once."""
-        return [] if self._joint is None else reached_by(self._joint.encoders)
+        if self._encoded_by_found is None:
+            self._encoded_by_found = [] if self._joint is None else reached_by(self._joint.encoders)
+        return self._encoded_by_found
 
     def _run_pass(
         self, batch: Any, size: int, part: Callable[[int, int], Any], undo: Undoing
@@ -494,10 +499,12 @@ class Microbatches:
             modules += self._reached
         return parallel_modules(modules)
 
-    @functools.cached_property
+    @property
     def _reached(self) -> list[torch.nn.Module]:
         """The modules that the work leads to. Looked for once: that takes as long as a step."""
-        return reached_modules(self._loss_fn)
+        if self._reached_found is None:
+            self._reached_found = reached_modules(self._loss_fn)
+        return self._reached_found
 
     def _identity(self) -> str:
         """What tells this from others in files."""

@@ -76,7 +76,7 @@ void AttemptMonitor::begin(bool new_size, bool record, std::shared_ptr<const Tra
   HostLimit::begin_attempt();
   ended_elsewhere_ = calls_ended_elsewhere();
   given_up_ = bytes_given_up();
-  begun_ = std::chrono::steady_clock::now();
+  begun_ = Clock::now();
 }
 
 void AttemptMonitor::begin_observed() {
@@ -107,7 +107,7 @@ c10::Device AttemptMonitor::tightest_device() const {
 }
 
 Attempt AttemptMonitor::fitted(std::span<const std::int64_t> values) {
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
+  const std::chrono::duration<double> seconds = Clock::now() - begun_;
   meter_->close();
   const c10::Device device = tightest_device();
   const auto room = backend_for(device).headroom(device);
@@ -156,7 +156,7 @@ std::optional<Attempt> AttemptMonitor::failed(std::span<const std::int64_t> valu
   std::optional<std::int64_t> start = before;
   std::optional<std::int64_t> observed_peak;
   if (meter_) {
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begun_;
+    const std::chrono::duration<double> seconds = Clock::now() - begun_;
     attempt.seconds = seconds.count();
     meter_->close();
     const std::vector<c10::Device> watched = meter_->devices();

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "clock.h"
 #include "memory/allocation_log.h"
 
 namespace brim {
@@ -92,7 +93,7 @@ class AttemptMonitor {
   std::vector<std::shared_ptr<const Trace>> failed_;  // since the last fit
   std::optional<AllocationLog> log_;
   std::optional<AllocationLog> host_log_;  // beside an accelerator's, where both are watched
-  std::chrono::steady_clock::time_point begun_;
+  Clock::time_point begun_;
   std::int64_t given_up_ = 0;      // in this process, when the attempt began
   std::vector<Attempt> failures_;  // the newest few, for the summary
   std::string last_message_;

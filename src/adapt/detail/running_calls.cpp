@@ -115,7 +115,7 @@ std::uint64_t calls_ended_elsewhere() { return others().ended; }
 
 bool wait_for_another_call(std::uint64_t since, std::chrono::steady_clock::time_point deadline,
                            c10::Device device) {
-  using Clock = std::chrono::steady_clock;
+  using SteadyClock = std::chrono::steady_clock;
   constexpr auto kPause = std::chrono::milliseconds(2);
   constexpr auto kStandstill = std::chrono::seconds(1);
   const Others before = others();
@@ -131,8 +131,8 @@ bool wait_for_another_call(std::uint64_t since, std::chrono::steady_clock::time_
     return std::pair(now.nanoseconds, backend_for(device).peak(device).current);
   };
   auto last = progress(before);
-  auto moved = Clock::now();
-  while (Clock::now() < deadline) {
+  auto moved = SteadyClock::now();
+  while (SteadyClock::now() < deadline) {
     waiting([&] { std::this_thread::sleep_for(kPause); });
     const Others now = others();
     if (now.ended != since || now.running == 0) {
@@ -141,8 +141,8 @@ bool wait_for_another_call(std::uint64_t since, std::chrono::steady_clock::time_
     // A call may wait for a thread that it has started, or for autograd's, and so for this call.
     if (const auto latest = progress(now); latest != last) {
       last = latest;
-      moved = Clock::now();
-    } else if (Clock::now() - moved > kStandstill) {
+      moved = SteadyClock::now();
+    } else if (SteadyClock::now() - moved > kStandstill) {
       return false;
     }
   }

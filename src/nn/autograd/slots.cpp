@@ -269,7 +269,7 @@ void DeviceSlots::forget() {
 std::int64_t DeviceSlots::recent_room(std::unique_lock<std::mutex>& lock, std::int64_t limit,
                                       std::int64_t held) {
   constexpr std::chrono::milliseconds kRecent{5};
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (room_asked_ + kRecent < now || room_limit_ != limit) {
     lock.unlock();
     const std::int64_t room = backend_for(device_).headroom(device_).free;

@@ -6,7 +6,6 @@
 #include <c10/core/Device.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -15,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "clock.h"
 #include "memory/event_log.h"
 #include "nn/autograd/block_needs.h"
 #include "nn/autograd/step_plan.h"
@@ -187,7 +187,7 @@ class DeviceSlots {
   std::int64_t room_ = 0;
   std::int64_t room_limit_ = 0;
   std::int64_t room_held_ = 0;
-  std::chrono::steady_clock::time_point room_asked_;
+  Clock::time_point room_asked_;
   // By the shape of a step's first value, and the limit in force; then by where it differs from the
   // plan for that.
   std::unordered_map<std::size_t, StepPlan> plans_;

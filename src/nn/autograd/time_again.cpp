@@ -91,7 +91,7 @@ TimedAgain::TimedAgain(DeviceSlots* device, std::size_t kind, bool counts) noexc
   is_outer_ = counts && !std::exchange(is_timed(), true);
   const c10::Device on = slots_->device();
   if (on.is_cpu()) {
-    begin_ = std::chrono::steady_clock::now();
+    begin_ = Clock::now();
     return;
   }
   try {
@@ -120,7 +120,7 @@ TimedAgain::~TimedAgain() {
   }
   try {
     if (slots_->device().is_cpu()) {
-      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin_;
+      const std::chrono::duration<double> time = Clock::now() - begin_;
       const std::lock_guard lock(slots_->mutex);
       slots_->times.add(time.count(), kind_, is_outer_);
     } else if (events_) {

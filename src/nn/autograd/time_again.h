@@ -2,13 +2,14 @@
 
 #include <c10/core/Event.h>
 
-#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "clock.h"
 
 // How long it takes to compute again what was given up. On the CPU the clock tells. On an
 // accelerator two events in its queue do; they are read when both are over, so no step waits.
@@ -70,7 +71,7 @@ class TimedAgain {
   DeviceSlots* slots_;
   std::size_t kind_;
   bool is_outer_ = false;
-  std::chrono::steady_clock::time_point begin_;
+  Clock::time_point begin_;
   std::optional<AgainTimes::Events> events_;
 };
 

@@ -5,6 +5,7 @@
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/saved_state.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/testing/clock_by_hand.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -12,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "adapt/calls.h"
@@ -109,6 +109,7 @@ TEST(Observed, AFirstAttemptThatFitsIsToldButNotLearned) {
 }
 
 TEST(Observed, TimingDoesNotMakeASizeSmallerByABytesModel) {
+  const testing::ClockByHand clock;
   for (const std::int64_t spare : {1, 2, 3}) {
     SizeMemory memory;
     const Budget budget = room_for((3 + spare) * kMiB);
@@ -117,7 +118,7 @@ TEST(Observed, TimingDoesNotMakeASizeSmallerByABytesModel) {
       batch(64,
             [&](std::int64_t size) {
               // The larger, the faster, by far: only the half is tried, and not chosen.
-              std::this_thread::sleep_for(std::chrono::milliseconds(size == 64 ? 2 : 20));
+              testing::ClockByHand::advance(std::chrono::milliseconds(size == 64 ? 2 : 20));
               EXPECT_TRUE(size == 64 || size == 32) << "call " << call << ": " << size;
               const at::Tensor activations = tensor_of(size * kMiB / 64);
               state = state.defined() ? state : tensor_of(2 * kMiB);

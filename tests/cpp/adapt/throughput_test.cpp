@@ -1,12 +1,12 @@
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/detail/throughput.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/testing/clock_by_hand.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cmath>
 #include <functional>
-#include <thread>
 #include <vector>
 
 #include "adapt/calls.h"
@@ -108,33 +108,38 @@ TEST(Throughput, ChoiceIsAlwaysAllowedAndEnds) {
 
 // ---------------------------------------------------------------- in calls
 
-// The times differ so much that no disturbance of the machine turns their order round.
-void wait(int milliseconds) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-}
+class TimedCalls : public ::testing::Test {
+ protected:
+  static void take(int milliseconds) {
+    testing::ClockByHand::advance(std::chrono::milliseconds(milliseconds));
+  }
 
-TEST(Throughput, BatchSettlesAtTheSizeWithTheBestRate) {
+ private:
+  testing::ClockByHand clock_;
+};
+
+TEST_F(TimedCalls, BatchSettlesAtTheSizeWithTheBestRate) {
   SizeMemory memory;
   Sizes tried;
   for (int i = 0; i < 8; ++i) {
     batch(64,
           [&](std::int64_t size) {
             tried.push_back(size);
-            wait(size == 32 ? 1 : 100);
+            take(size == 32 ? 1 : 100);
           },
           {.objective = Objective::throughput, .memory = &memory});
   }
   EXPECT_EQ(tried, (Sizes{64, 64, 32, 32, 16, 16, 32, 32}));
 }
 
-TEST(Throughput, TheFirstRunOfASizeIsNotCounted) {
+TEST_F(TimedCalls, TheFirstRunOfASizeIsNotCounted) {
   SizeMemory memory;
   Sizes tried;
   for (int i = 0; i < 6; ++i) {
     batch(64,
           [&](std::int64_t size) {
             tried.push_back(size);
-            wait(tried.size() == 1 ? 500 : 50);  // one-time work
+            take(tried.size() == 1 ? 500 : 50);  // one-time work
           },
           {.objective = Objective::throughput, .memory = &memory});
   }
@@ -149,7 +154,7 @@ TEST(Throughput, ARateOfAnotherProcessOutlastsTheFirstRunOfThisOne) {
   EXPECT_EQ(attempts.back().rate, 40.0);
 }
 
-TEST(Throughput, RangeStepsStayAllowed) {
+TEST_F(TimedCalls, RangeStepsStayAllowed) {
   SizeMemory memory;
   for (int call = 0; call < 5; ++call) {
     std::int64_t last = 0;
@@ -157,13 +162,13 @@ TEST(Throughput, RangeStepsStayAllowed) {
           [&](std::int64_t begin, std::int64_t end) {
             last = end - begin;
             ASSERT_TRUE(last == 8 || last == 16 || end == 35) << last;
-            wait(last >= 8 ? 8 : 1);  // the short parts look fast
+            take(last >= 8 ? 8 : 1);  // the short parts look fast
           },
           {.objective = Objective::throughput, .lower = 8, .quantum = 8, .memory = &memory});
   }
 }
 
-TEST(Throughput, BatchStaysWithinWhatFits) {
+TEST_F(TimedCalls, BatchStaysWithinWhatFits) {
   const Budget budget = room_for(kMiB);  // else what is available would change from call to call
   SizeMemory memory;
   Sizes tried;
@@ -174,7 +179,7 @@ TEST(Throughput, BatchStaysWithinWhatFits) {
               throw_out_of_memory();
             }
             tried.push_back(size);
-            wait(size > 32 ? 1 : size > 20 ? 10 : 100);  // apart, also where a wait takes longer
+            take(size > 32 ? 1 : size > 20 ? 10 : 100);
           },
           {.objective = Objective::throughput, .memory = &memory});
   }
@@ -184,12 +189,12 @@ TEST(Throughput, BatchStaysWithinWhatFits) {
   EXPECT_GE(tried.back(), 32);
 }
 
-TEST(Throughput, RangeSettlesAtTheSizeWithTheBestRate) {
+TEST_F(TimedCalls, RangeSettlesAtTheSizeWithTheBestRate) {
   Sizes tried;
   range(0, 1000, 64,
         [&](std::int64_t begin, std::int64_t end) {
           tried.push_back(end - begin);
-          wait(end - begin == 32 ? 1 : 100);
+          take(end - begin == 32 ? 1 : 100);
         },
         {.objective = Objective::throughput});
   ASSERT_GT(tried.size(), 4U);

@@ -7,10 +7,11 @@ argument.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-import threading
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -427,7 +428,6 @@ class MemoryUtilizationMaximizer:
         self.safe_devices = safe_devices
         self.max_cache_size = max_cache_size
         self.parameter_value: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-        self._lock = threading.Lock()  # threads may call one decorated function
         if hasher is None:
             keys = KeyHasher.normalize_keys(keys)
             intersection = set(keys).intersection(self.parameter_names)
@@ -442,8 +442,7 @@ class MemoryUtilizationMaximizer:
 
     def reset(self) -> None:
         """Forget all values."""
-        with self._lock:
-            self.parameter_value.clear()
+        self.parameter_value.clear()
 
     def _hash(self, search: _Search[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         hasher, slots = self.hasher, search.slots
@@ -460,9 +459,11 @@ class MemoryUtilizationMaximizer:
         @functools.wraps(func)
         def maximized(*args: P.args, **kwargs: P.kwargs) -> R:
             key = self._hash(search, args, kwargs)
-            with self._lock:
-                known = self.parameter_value.get(key)
-                if known is not None:
+            # Threads may call one function. Each operation is whole, and no lock outlives a fork;
+            # between them another thread may have forgotten the key.
+            known = self.parameter_value.get(key)
+            if known is not None:
+                with contextlib.suppress(KeyError):
                     self.parameter_value.move_to_end(key)
             result, sizes, bounds = search(args, kwargs, known)
             if known is not None:
@@ -470,12 +471,12 @@ class MemoryUtilizationMaximizer:
                 # to be lowered changes what is known.
                 learned = zip(sizes, bounds, known, strict=True)
                 sizes = tuple(s if s < bound else k for s, bound, k in learned)
-            with self._lock:
-                self.parameter_value[key] = sizes
-                self.parameter_value.move_to_end(key)
-                if self.max_cache_size is not None:
-                    while len(self.parameter_value) > self.max_cache_size:
-                        self.parameter_value.popitem(last=False)
+            self.parameter_value.pop(key, None)
+            self.parameter_value[key] = sizes
+            most = math.inf if self.max_cache_size is None else self.max_cache_size
+            with contextlib.suppress(KeyError):
+                while len(self.parameter_value) > most:
+                    self.parameter_value.popitem(last=False)
             return result
 
         return maximized
