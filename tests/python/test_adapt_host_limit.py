@@ -95,6 +95,7 @@ def test_the_example_of_the_readme_without_a_budget_ends_well(container: pathlib
     )
 
 
+@pytest.mark.slow
 def test_without_the_limit_it_is_killed(container: pathlib.Path) -> None:
     run("brim.batch(4096, host_limit=False)(rows)()", container, expected=KILLED)
 
@@ -143,6 +144,7 @@ def test_all_memory_counts_and_what_never_fits_is_an_error(container: pathlib.Pa
     )
 
 
+@pytest.mark.slow
 def test_small_blocks_that_take_more_than_their_bytes(container: pathlib.Path) -> None:
     """Allocators round up, and keep what was freed for later; both look used from outside."""
     run(

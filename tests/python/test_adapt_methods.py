@@ -273,6 +273,7 @@ with open(sys.argv[1], "wb") as file:
 """
 
 
+@pytest.mark.slow
 def test_cloudpickle_itself(tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     script, file = tmp_path / "script.py", tmp_path / "pickled"

@@ -211,6 +211,7 @@ with brim.budget(brim.memory_stats("cpu").allocated + 64 * 2**20, "cpu"):
 """
 
 
+@pytest.mark.slow
 def test_modules_are_the_same_in_another_process(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)

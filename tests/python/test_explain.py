@@ -502,6 +502,7 @@ def test_a_program_is_run_and_explained(tmp_path: Path) -> None:
     assert "memory that grows" in (tmp_path / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_program_keeps_its_arguments_and_its_exit_status(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text(
         "import sys, os\nprint(__name__, sys.argv, sys.path[0] == os.getcwd())\nsys.exit(7)\n"

@@ -140,6 +140,7 @@ def test_lora() -> None:
     assert expected[2] - found[2] > 1.9 * LOGITS
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     model = model_of("Llama").float()
     own = torch.compile(converted(model, "cheap"), backend="aot_eager")

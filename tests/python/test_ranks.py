@@ -264,6 +264,7 @@ def test_a_killed_rank_is_named_on_all_others(tmp_path: Path, ranks: int) -> Non
         assert result["killed_rank_seconds"] < 30
 
 
+@pytest.mark.slow
 def test_a_failure_inside_of_a_collective_step_is_named_on_all_ranks(tmp_path: Path) -> None:
     for rank, (code, result) in enumerate(without_torchrun(tmp_path, 2, "failure_inside")):
         assert code == 0

@@ -397,6 +397,7 @@ def test_tuples_that_other_threads_fill_are_left_alone() -> None:
     assert errors == []
 
 
+@pytest.mark.slow
 def test_daemon_threads_end_quietly_in_any_python_code_of_a_call() -> None:
     # Each ends inside the sleep, with brim's frames above it: in an observer, a log, a hasher, the
     # text of an error, a finaliser, a length.
@@ -444,6 +445,7 @@ def second_copy(folder: pathlib.Path) -> pathlib.Path:
     return copy
 
 
+@pytest.mark.slow
 def test_a_second_libbrim_does_no_harm(tmp_path: pathlib.Path) -> None:
     code = f"""
 import ctypes, torch, brim
@@ -457,6 +459,7 @@ assert meter.peak > 0
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_using_a_second_libbrim_says_what_is_wrong(tmp_path: pathlib.Path) -> None:
     code = f"""
 import ctypes, brim

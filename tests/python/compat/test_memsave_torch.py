@@ -419,7 +419,7 @@ def test_recursive_setattr_sets_a_module_by_its_qualified_name(clone_params: boo
         memsave_torch.nn.recursive_setattr(root, "7.0", nn.Tanh(), False)
 
 
-@pytest.mark.parametrize("imported", [False, True])
+@pytest.mark.parametrize("imported", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_transformers_imported_says_whether_it_was_there_before(imported: bool) -> None:
     program = "import sys, types\n"
     program += "sys.modules['transformers'] = types.ModuleType('transformers')\n" * imported
