@@ -625,6 +625,8 @@ def bionemo_case(theirs: Any, ours: Any) -> Callable[[random.Random], None]:
 
 def compare_with_peers(tally: Tally, peers: Path | None, first: int, cases: int) -> None:
     """Rows for those that are installed there."""
+    if peers is not None:
+        sys.path.insert(0, str(peers))
     for name, attributes, make, share in (
         ("torch_max_mem", ("torch_max_mem",), torch_max_mem_case, 1.0),
         ("toma", ("toma",), toma_case, 0.1),  # collects garbage in each call
@@ -637,10 +639,8 @@ def compare_with_peers(tally: Tally, peers: Path | None, first: int, cases: int)
     ):
         theirs = None
         if peers is not None:
-            sys.path.insert(0, str(peers))
             with contextlib.suppress(ImportError):
                 theirs = _joined(attributes)
-            sys.path.remove(str(peers))
         if theirs is None:
             tally.row(f"{name}: not installed", 0)
             continue

@@ -179,7 +179,7 @@ class BucketBatching : public detail::TableBatching<T> {
   BucketBatching(const SizeSpan<T>& sizes, Columns<T> columns, BucketOptions options)
       : detail::TableBatching<T>(with_sizes(sizes, std::move(columns), options), Order{},
                                  options.oversize),
-        options_(std::move(options)),
+        options_(with_truncated(sizes, std::move(options))),
         find_(detail::edges_of<T>(options_.boundaries)),
         left_out_(this->table().left_out()) {
     std::vector<LeftOut> outside;
@@ -243,6 +243,32 @@ class BucketBatching : public detail::TableBatching<T> {
     return columns;
   }
 
+  // The largest size that fits all budgets by this very size.
+  [[nodiscard]] T largest_fitting(const SizeSpan<T>& sizes) const {
+    T most = std::numeric_limits<T>::max();
+    for (const Column<T>& column : this->table().columns()) {
+      if (detail::same_memory(column.sizes, sizes) &&
+          column.limit.cost().kind() != Cost::Kind::joined) {
+        most = std::min(most, detail::largest_fitting_size<T>(column.limit));
+      }
+    }
+    return most;
+  }
+
+  // A size that is truncated is in the bucket of what is left of it, which thus has no upper end.
+  [[nodiscard]] BucketOptions with_truncated(const SizeSpan<T>& sizes,
+                                             BucketOptions options) const {
+    if (options.oversize == Oversize::truncate && options.batch_sizes.empty()) {
+      const auto most = static_cast<double>(largest_fitting(sizes));
+      const auto above = std::ranges::upper_bound(options.boundaries, most);
+      if (above != options.boundaries.begin() && above != options.boundaries.end()) {
+        *above = std::numeric_limits<double>::infinity();
+        options.boundaries.erase(above + 1, options.boundaries.end());
+      }
+    }
+    return options;
+  }
+
   // Whether the sample's size alone decides that it is left out: not if it is over another budget,
   // or over one that goes by several sizes.
   [[nodiscard]] bool size_tells_left_out(const SizeSpan<T>& sizes) const {
@@ -258,14 +284,8 @@ class BucketBatching : public detail::TableBatching<T> {
   [[nodiscard]] std::unique_ptr<BucketMembers> by_counts(const SizeSpan<T>& sizes,
                                                          std::vector<LeftOut>& outside) {
     const std::size_t buckets = options_.boundaries.size() - 1;
-    T most = std::numeric_limits<T>::max();
-    if (!left_out_.empty()) {
-      for (const Column<T>& column : this->table().columns()) {
-        if (detail::same_memory(column.sizes, sizes)) {
-          most = std::min(most, detail::largest_fitting_size<T>(column.limit));
-        }
-      }
-    }
+    const T most =
+        left_out_.empty() ? std::numeric_limits<T>::max() : largest_fitting(sizes);
     const auto find = [&](T size) {
       return size <= most ? find_(size) : static_cast<std::uint32_t>(buckets);
     };

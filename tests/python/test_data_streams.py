@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from brim.data import PackedBatchSampler, bucket_stream, pack_stream
+from brim.data import BucketBatchSampler, PackedBatchSampler, bucket_stream, pack_stream
 
 SIZES = np.random.default_rng(0).integers(1, 60, 1500).astype(float).tolist()
 
@@ -96,6 +97,21 @@ def test_bucketed_batches_hold_one_bucket_each_and_stay_within_the_budget() -> N
         Numbers(), [0, 20, 60], 7, sizeof=SIZES.__getitem__, cost="count", lookahead=1000
     )
     assert {len(batch) for batch in list(by_count)[:-2]} == {7}
+
+
+@pytest.mark.parametrize("last", [200, 100, 61, 60])
+def test_a_truncated_sample_is_in_the_bucket_of_what_is_left_of_it(last: int) -> None:
+    """In a sampler as in a stream: of 130, 60 are left, which may have been the last bucket's."""
+    sizes = [3, 9, 70, 5, 130, 8, 60, 61, 2, 33, 59]
+    given: dict[str, Any] = {"max_total_size": 60, "oversize": "truncate"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of 60 are left out if that is the last boundary
+        bounds = [0, 8, 16, 60, last] if last > 60 else [0, 8, 16, 60]
+        sampler = [sorted(batch) for batch in BucketBatchSampler(sizes, bounds, seed=1, **given)]
+        stream = bucket_stream(range(len(sizes)), bounds, sizeof=sizes.__getitem__, **given)
+        streamed = [sorted(batch) for batch in stream]
+    assert sorted(sampler) == sorted(streamed)
+    assert samples_of(sampler) == [i for i, size in enumerate(sizes) if last > 60 or size < 60]
 
 
 def test_batches_have_a_multiple_of_samples() -> None:

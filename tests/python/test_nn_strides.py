@@ -63,6 +63,25 @@ def test_every_layer_has_torchs_strides(case: Case, frozen: bool) -> None:
         assert strides[0] == strides[1], f"input {layout}, gradient {back}"
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_linear_layer_rounds_as_torchs_does_whatever_the_strides(frozen: bool) -> None:
+    """torch multiplies some inputs batch by batch, also where a dimension of one has odd strides."""
+    for shape in ((1, 5, 3), (1, 7, 3), (1, 1, 5, 3), (2, 7, 3), (3, 1, 3), (1, 0, 3)):
+        values = torch.randn(shape)
+        for order in itertools.permutations(range(len(shape))):
+            back = [order.index(d) for d in range(len(shape))]
+            x = values.permute(order).contiguous().permute(back).requires_grad_()
+            for bias in (False, True):
+                layer = nn.Linear(3, 8, bias=bias).requires_grad_(not frozen)
+                ours = nn.Sequential(copy.deepcopy(layer))
+                assert brim.convert(ours).replaced
+                y = layer(x)
+                assert torch.equal(ours(x), y), (shape, x.stride())
+                grad = torch.randn(y.shape)
+                wanted = [torch.autograd.grad(model(x), x, grad)[0] for model in (ours, layer)]
+                assert torch.equal(*wanted), (shape, x.stride())
+
+
 def randomly_laid_out(choose: random.Random, shape: tuple[int, ...]) -> torch.Tensor:
     """Ones of this shape: dimensions in any order, with gaps, some of them expanded."""
     order = choose.sample(range(len(shape)), len(shape))

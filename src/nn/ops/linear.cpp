@@ -35,6 +35,17 @@ bool folds(const at::Tensor& tensor) {
       .has_value();
 }
 
+/// Whether torch's matmul takes it as one matrix: the strides of dimensions of one count there, too.
+bool is_one_matrix(const at::Tensor& tensor) {
+  for (std::int64_t i = 0; i + 2 < tensor.dim(); ++i) {
+    if (TORCH_GUARD_OR_TRUE(
+            tensor.sym_stride(i).sym_ne(tensor.sym_stride(i + 1) * tensor.sym_size(i + 1)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool is_column_major(const at::Tensor& matrix) {
   return matrix.sym_stride(0) == 1 && matrix.sym_stride(1) == matrix.sym_size(0);
 }
@@ -65,7 +76,7 @@ class LinearNode final : public ProductLayerNode {
     row_major_weight_ = is_row_major(weight);
     // The bias is added inside the product, or where the input has gaps after it.
     fused_ = is_given(bias) && (input.dim() == 2 || input.is_contiguous_or_false());
-    batched_ = !fused_ && input.dim() > 2 && !weight_needs_grad && !folds(input);
+    batched_ = !fused_ && input.dim() > 2 && !weight_needs_grad && !is_one_matrix(input);
     if (batched_) {
       const at::Tensor output = at::matmul(input, weight.t());
       return is_given(bias) ? output.add_(*bias) : output;
@@ -140,7 +151,7 @@ class LinearNode final : public ProductLayerNode {
                      sizes_.back());
   }
 
-  /// torch multiplies an input that cannot be folded by the frozen weight batch by batch.
+  /// torch multiplies an input that is not one matrix by the frozen weight batch by batch.
   at::Tensor input_grad_batched(const at::Tensor& grad) {
     const at::Tensor weight = take_weight();
     c10::SymInt batches = 1;
