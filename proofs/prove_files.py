@@ -335,7 +335,7 @@ def index_folders(folder: Path) -> Callable[[random.Random], None]:
             warnings.simplefilter("ignore")
             try:
                 made = makers[name](index=place / name)
-                batches = list(iter(made))  # `list(made)` would ask for a length that may lie
+                batches = list(made)
                 made = makers[name](index=place / name)
                 count = len(made)
                 plan = made.plan(dice.randrange(10), dice.randrange(10, 400))

@@ -340,6 +340,10 @@ def exact(program: Program, name: str, network: nn.Module) -> bool:
     """Whether this gradient is torch's bit for bit."""
     if program.has(*SUMS_OTHERWISE):
         return False
+    # With frozen weights torch rounds more than brim there: docs/explanation/nn.md.
+    low = torch.bfloat16 in (program.dtype, program.autocast)
+    if low and program.channels_last and program.has("BatchNorm2d"):
+        return False
     layer, _, parameter = name.rpartition(".")
     if parameter != "bias":
         return True

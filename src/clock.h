@@ -1,5 +1,7 @@
 #pragma once
 
+#include <brim/export.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -21,7 +23,7 @@ struct Clock {
   }
 
   /// Nanoseconds; 0 while time goes by itself.
-  static std::atomic<std::int64_t> stands_at;
+  BRIM_API static std::atomic<std::int64_t> stands_at;
 };
 
 }  // namespace brim

@@ -68,7 +68,8 @@ std::error_code write_new(const fs::path& file,
 }  // namespace
 
 std::error_code write_whole(const fs::path& file,
-                            const std::vector<std::span<const std::byte>>& parts, Readers readers) {
+                            const std::vector<std::span<const std::byte>>& parts, Readers readers,
+                            bool may_be_gone) {
   const bool for_all = readers == Readers::everyone;
   if (const auto error = make_folders(file.parent_path(), for_all ? 0755 : 0700)) {
     return error;
@@ -79,11 +80,12 @@ std::error_code write_whole(const fs::path& file,
       file.string() + "." + std::to_string((std::uint64_t{random()} << 32U) | random()) + ".tmp";
   std::error_code error = write_new(temporary, parts, for_all ? 0644 : 0600);
   if (!error) {
-    // Without fsync, and not over an old file, for which ext4 writes the new one out: both take
-    // milliseconds.
-    ::unlink(file.c_str());
+    // Without fsync, which takes milliseconds, as does ext4 where a file takes another one's place.
+    if (may_be_gone) {
+      ::unlink(file.c_str());
+    }
     fs::rename(temporary, file, error);
-    if (error == std::errc::no_such_file_or_directory) {
+    if (may_be_gone && error == std::errc::no_such_file_or_directory) {
       return {};  // another process has just removed all files
     }
   }

@@ -37,6 +37,7 @@ class ContextManager {
     TORCH_CHECK(entered(), "this ", what_, " has not been opened: write `with` first");
     return *object_;
   }
+  Object& object() { return const_cast<Object&>(std::as_const(*this).object()); }
 
   /// Its Python class, to which the rest is added.
   /// @param must_be_open whether `__exit__` of one that is not open is an error.

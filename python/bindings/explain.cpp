@@ -10,7 +10,6 @@
 #include <iterator>
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -140,11 +139,11 @@ class ExplainedBlock {
   ExplainedBlock& operator=(const ExplainedBlock&) = delete;
 
   void enter() {
-    thread_ = std::this_thread::get_id();
+    thread_ = this_thread();
     all().push_back(this);
   }
   void leave() { std::erase(all(), this); }
-  bool is_here() const { return thread_ == std::this_thread::get_id(); }
+  bool is_here() const { return thread_ == this_thread(); }
 
   /// The one of this thread that was entered last, or null.
   static ExplainedBlock* innermost() {
@@ -157,8 +156,14 @@ class ExplainedBlock {
     static auto* const open = new std::vector<ExplainedBlock*>();
     return *open;
   }
+  /// A number that no later thread gets, in contrast to its id.
+  static std::uint64_t this_thread() {
+    static std::uint64_t threads = 0;  // under the GIL
+    thread_local const std::uint64_t number = ++threads;
+    return number;
+  }
 
-  std::thread::id thread_;
+  std::uint64_t thread_ = 0;
 };
 
 /// Ends a block, and before that has it explain the error, if there is one.
@@ -185,35 +190,30 @@ class ExplainingBlocks {
     opened->enter();  // closed with the last reference, whatever follows
     const py::object watch = py::cast(std::move(opened));
     const py::object block = invoke(attribute(self, "_block"), watch);
-    open_.push_back({block, watch});
+    py::list(attribute(self, "_open")).append(py::make_tuple(block, watch));
     block.cast<ExplainedBlock&>().enter();
   }
 
-  void exit(const py::object& error) {
-    TORCH_CHECK(!open_.empty(), "this explain block is not open");
+  static void exit(const py::object& self, const py::object& error) {
+    const py::list open(attribute(self, "_open"));
+    TORCH_CHECK(!open.empty(), "this explain block is not open");
     // Several threads may be in blocks of one object.
-    auto last = std::find_if(open_.rbegin(), open_.rend(), [](const Open& each) {
-      return each.block.cast<ExplainedBlock&>().is_here();
-    });
-    last = last == open_.rend() ? open_.rbegin() : last;
-    const Open ended = *last;
-    open_.erase(std::next(last).base());
+    std::size_t last = open.size() - 1;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      last = py::tuple(open[i])[0].cast<ExplainedBlock&>().is_here() ? i : last;
+    }
+    const py::tuple ended(open[last]);
+    open.attr("pop")(last);
     struct Closing {
       PyBlockWatch& watch;
       ~Closing() { watch.exit(); }
     };
-    const Closing closing{ended.watch.cast<PyBlockWatch&>()};
-    end_block(ended.block, error);
+    const Closing closing{ended[1].cast<PyBlockWatch&>()};
+    end_block(ended[0], error);
   }
 
  private:
-  struct Open {
-    py::object block;
-    py::object watch;
-  };
-
   c10::Device device_;
-  std::vector<Open> open_;
 };
 
 }  // namespace
@@ -273,8 +273,8 @@ void register_explain(py::module_& m) {
              self.cast<ExplainingBlocks&>().enter(self);
              return self;
            })
-      .def("__exit__", [](ExplainingBlocks& self, const py::object&, const py::object& error,
-                          const py::object&) { self.exit(error); });
+      .def("__exit__", [](const py::object& self, const py::object&, const py::object& error,
+                          const py::object&) { ExplainingBlocks::exit(self, error); });
   m.def("is_counted", &is_counted);
   m.def("held_by_python", &held_by_python);
   m.def("live_objects", &live_objects);

@@ -43,8 +43,8 @@ Example:
           "How many of them failed.");
   ContextManager<testing::ClockByHand>::bind(m, "ClockByHand", "Time stands still but for `advance`.")
       .def(py::init([] { return std::make_unique<ContextManager<testing::ClockByHand>>("clock"); }))
-      .def_static("advance", [](double seconds) {
-        testing::ClockByHand::advance(std::chrono::nanoseconds(std::llround(seconds * 1e9)));
+      .def("advance", [](ContextManager<testing::ClockByHand>& self, double seconds) {
+        self.object().advance(std::chrono::nanoseconds(std::llround(seconds * 1e9)));
       });
   // Lets a test see what a Python callback's error becomes on its way through C++ and back.
   m.def(

@@ -135,7 +135,7 @@ std::optional<std::vector<Attempt>> read(const fs::path& file, std::uint64_t key
 std::error_code write(const fs::path& file, std::uint64_t key,
                       const std::vector<Attempt>& attempts) {
   const std::string text = text_of(key, attempts);
-  return write_whole(file, {std::as_bytes(std::span(text))}, Readers::owner);
+  return write_whole(file, {std::as_bytes(std::span(text))}, Readers::owner, /*may_be_gone=*/true);
 }
 
 void prune(const fs::path& directory, std::size_t most) {

@@ -171,7 +171,7 @@ std::error_code IndexFile::write(const std::filesystem::path& file, std::string_
   header.own_checksum = header.expected_checksum();
   std::vector whole{std::as_bytes(std::span(&header, 1))};
   whole.insert(whole.end(), parts.begin(), parts.end());
-  return write_whole(file, whole, Readers::everyone);
+  return write_whole(file, whole, Readers::everyone, /*may_be_gone=*/false);
 }
 
 }  // namespace brim::batching::detail

@@ -454,13 +454,14 @@ def test_the_report_tells_what_was_given_up() -> None:
 
 def test_the_time_that_this_took_is_told_and_counts_once() -> None:
     """A chain of functions that wait: to compute its last value again takes those before it."""
+    clock = brim._C.ClockByHand()
 
     def slow(x: Tensor) -> Tensor:
-        brim._C.ClockByHand.advance(0.004)
+        clock.advance(0.004)
         return torch.tanh(x)
 
     x = torch.randn(8, requires_grad=True)
-    with brim._C.ClockByHand():
+    with clock:
         for _ in range(3):
             x = rerun(slow, x, recompute=2)
         drop_all()

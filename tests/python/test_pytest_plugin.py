@@ -137,6 +137,29 @@ def test_a_plain_failure_is_reported_as_it_is(users: pytest.Pytester) -> None:
 
 @pytest.mark.skipif(not importlib.util.find_spec("xdist"), reason="needs pytest-xdist")
 @pytest.mark.slow
+def test_a_test_that_skips_itself_without_memory_goes_on_to_the_next(
+    users: pytest.Pytester,
+) -> None:
+    users.makepyfile(
+        test_users="""
+import pytest, torch
+
+def test_skips():
+    try:
+        torch.empty(10)
+    except torch.OutOfMemoryError:
+        pytest.skip("no room")
+    try:
+        torch.empty(10)
+    except torch.OutOfMemoryError:
+        assert False
+"""
+    )
+    status, lines = outcome(users, "--brim-oom=all")
+    assert status == 1
+    assert "allocation 2 of the test failed" in lines
+
+
 def test_processes_of_xdist_are_counted_together(
     users: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

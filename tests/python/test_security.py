@@ -176,6 +176,11 @@ def config(tmp_path: Path, **changes: Any) -> str:
         ({"text_config": {"_attn_implementation": "a/b"}}, "must be eager or sdpa"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096"),
         ({"num_attention_heads": 0}, "that can be made"),
+        ({"vision_config": {"depths": [2, 10**6]}}, "depths must be at most 4096"),
+        ({"backbone": "hf-hub:someone/model"}, "backbone must be a plain name"),
+        ({"text_config": {"architecture": "a/b"}}, "architecture must be a plain name"),
+        ({"model_args": {"checkpoint_path": "/a/b.pth"}}, "must not name files"),
+        ({"backbone_kwargs": {"pretrained": True}}, "must not name files"),
     ],
 )
 def test_a_config_file_gets_a_model_of_transformers_and_nothing_else(
@@ -186,6 +191,36 @@ def test_a_config_file_gets_a_model_of_transformers_and_nothing_else(
     errors = capsys.readouterr().err
     assert text in errors
     assert "config.json" in errors
+
+
+@pytest.mark.filterwarnings("ignore:::transformers")
+def test_a_model_without_end_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("brim.cli.hub_config._MOST_MODULES", 20)
+    assert main(["estimate", "--hub-config", config(tmp_path)]) == 2
+    assert "more than 20 modules" in capsys.readouterr().err
+
+
+OFFLINE = """
+import os, socket, sys
+def refuse(*args, **options):
+    print("a connection to", args)
+    os._exit(3)
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+from brim.cli import main
+sys.exit(main(["estimate", "--hub-config", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_config_that_names_a_backbone_leads_to_no_hub(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    detr = {"architectures": ["DetrModel"], "model_type": "detr", "use_timm_backbone": False}
+    file = config(tmp_path, **detr, backbone="resnet50", use_pretrained_backbone=True)
+    done = subprocess.run([sys.executable, "-c", OFFLINE, file], capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:::transformers")

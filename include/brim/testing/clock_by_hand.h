@@ -6,22 +6,28 @@
 
 namespace brim::testing {
 
-/// For tests of what depends on time: while it lives, the clock that brim decides by stands still in
-/// the whole process, but for what `advance` is told. One at a time.
+/// For tests of what depends on time: while it lives, the clock that brim measures by stands still in
+/// the whole process, but for what `advance` is told. Waiting for other threads and ranks goes by
+/// real time.
 ///
-///     const brim::testing::ClockByHand clock;
-///     brim::batch(64, [](std::int64_t size) { clock.advance(std::chrono::milliseconds(size)); },
+///     brim::testing::ClockByHand clock;
+///     brim::batch(64, [&](std::int64_t size) { clock.advance(std::chrono::milliseconds(size)); },
 ///                 {.objective = brim::Objective::throughput});
 class BRIM_API ClockByHand {
  public:
+  /// @throws c10::Error where another one lives.
   ClockByHand();
   ~ClockByHand() { close(); }
   ClockByHand(const ClockByHand&) = delete;
   ClockByHand& operator=(const ClockByHand&) = delete;
 
-  static void advance(std::chrono::nanoseconds by);
+  /// @throws c10::ValueError if `by` is negative; c10::Error after `close`.
+  void advance(std::chrono::nanoseconds by);
   /// Lets time go by itself again.
-  static void close() noexcept;
+  void close() noexcept;
+
+ private:
+  bool open_ = true;
 };
 
 }  // namespace brim::testing

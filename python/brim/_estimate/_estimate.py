@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import math
@@ -36,11 +37,30 @@ from brim._state.undoing import Undoing
 from brim.memory import DeviceLike
 
 one_at_a_time = threading.RLock()  # a trace changes choices of torch for its duration
-# A process forked in the middle of another thread's trace would keep these choices, and the lock.
+
+
+class _WhileForking(threading.local):
+    """A process forked in the middle of another thread's trace would keep its choices, and the lock.
+
+    So a fork waits for the trace, but not for ever: the trace may wait for the thread that forks.
+    """
+
+    holds = False
+
+    def before(self) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # nobody could catch it here
+            self.holds = one_at_a_time.acquire(timeout=_PATIENCE)
+
+    def after(self) -> None:
+        if self.holds:
+            self.holds = False
+            one_at_a_time.release()
+
+
+_PATIENCE = 10.0
+_forking = _WhileForking()
 os.register_at_fork(
-    before=one_at_a_time.acquire,
-    after_in_parent=one_at_a_time.release,
-    after_in_child=one_at_a_time.release,
+    before=_forking.before, after_in_parent=_forking.after, after_in_child=_forking.after
 )
 
 

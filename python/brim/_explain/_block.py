@@ -52,6 +52,7 @@ class Explaining(_C.ExplainingBlocks):
 
     def __init__(self, device: DeviceLike = None, *, html: str | Path | None = None) -> None:
         super().__init__(device)
+        self._open: list[tuple[Block, _C.BlockWatch]] = []  # of C++, which opens and ends blocks
         self._html = html
         self.explanation: Explanation | None = None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_module_registration_hook
 
 import brim
 from brim._arguments import shown
+from brim._state.undoing import Undoing, set_attribute
 from brim._table import Part, Table
 from brim.memory import is_out_of_memory
 
@@ -41,6 +45,8 @@ _TARGETS: dict[str, tuple[tuple[str, ...], bool]] = {
 
 # More than any model has. Layers are made, if without memory: a number decides how long it takes.
 _MOST_LAYERS = 4096
+_COUNTS_LAYERS = re.compile(r"(layers?|depths?|blocks)$")
+_MOST_MODULES = 200_000
 
 
 @dataclass
@@ -166,15 +172,25 @@ def training(
 
 
 def _check(file: Path, given: dict[str, Any]) -> None:
-    """Refuse what would make transformers load code from its hub, or build without end."""
+    """Refuse what would make transformers load code or weights, or build without end."""
     architectures = given["architectures"]
     if not isinstance(architectures, list) or not isinstance(architectures[0], str):
         raise ValueError(f"{file} must name a model in 'architectures', got {shown(architectures)}")
     for key, value in _members(given):
         if key.endswith("attn_implementation") and value not in (None, "eager", "sdpa"):
             raise ValueError(f"{file}: {key} must be eager or sdpa here, got {shown(value)}")
-        if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
-            raise ValueError(f"{file}: {key} must be at most {_MOST_LAYERS}, got {value}")
+        if key in ("backbone", "architecture") and not re.fullmatch(r"[\w.]+", str(value)):
+            raise ValueError(f"{file}: {key} must be a plain name here, got {shown(value)}")
+        if key in ("model_args", "backbone_kwargs") and any(
+            isinstance(each, str) or (each and name.startswith("pretrained"))
+            for name, each in _members(value or {})
+        ):
+            raise ValueError(f"{file}: {key} must not name files here, got {shown(value)}")
+        numbers = value if isinstance(value, list) else [value]
+        if _COUNTS_LAYERS.search(key) and any(
+            isinstance(each, int) and each > _MOST_LAYERS for each in numbers
+        ):
+            raise ValueError(f"{file}: {key} must be at most {_MOST_LAYERS}, got {shown(value)}")
 
 
 def _members(given: Any) -> Iterator[tuple[str, Any]]:
@@ -186,19 +202,36 @@ def _members(given: Any) -> Iterator[tuple[str, Any]]:
             yield from _members(value)
 
 
+def _without_weights(given: Any) -> Any:
+    """The same config, but that no backbone inside loads weights."""
+    if isinstance(given, dict):
+        kept = {key: _without_weights(value) for key, value in given.items()}
+        return kept | ({"use_pretrained_backbone": False} if "backbone" in kept else {})
+    return [_without_weights(each) for each in given] if isinstance(given, list) else given
+
+
 def _model(config_class: Any, kind: Any, given: dict[str, Any], dtype: str | None) -> Any:
     """The model on the meta device, in training mode."""
-    config = config_class.from_dict(given)
-    config.use_cache = False  # as its Trainer does
-    if getattr(config, "use_pretrained_backbone", False):
-        config.use_pretrained_backbone = False  # its weights would be loaded from the hub
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[dtype] if dtype else getattr(config, "dtype", None) or before)
-    try:
+    from huggingface_hub import constants
+
+    made = itertools.count(1)
+
+    def count(*_: object) -> None:
+        if next(made) > _MOST_MODULES:
+            raise ValueError(f"it has more than {_MOST_MODULES} modules")
+
+    with Undoing() as undo:
+        set_attribute(undo, constants, "HF_HUB_OFFLINE", True)
+        config = config_class.from_dict(_without_weights(given))
+        config.use_cache = False  # as its Trainer does
+        if getattr(config, "use_pretrained_backbone", False):
+            config.use_pretrained_backbone = False  # the default of some
+        if chosen := DTYPES[dtype] if dtype else getattr(config, "dtype", None):
+            undo.callback(functools.partial(torch.set_default_dtype, torch.get_default_dtype()))
+            torch.set_default_dtype(chosen)
+        undo.callback(register_module_module_registration_hook(count).remove)
         with torch.device("meta"):
             return kind(config).train()
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _read(file: Path) -> dict[str, Any]:

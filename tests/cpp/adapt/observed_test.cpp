@@ -109,7 +109,7 @@ TEST(Observed, AFirstAttemptThatFitsIsToldButNotLearned) {
 }
 
 TEST(Observed, TimingDoesNotMakeASizeSmallerByABytesModel) {
-  const testing::ClockByHand clock;
+  testing::ClockByHand clock;
   for (const std::int64_t spare : {1, 2, 3}) {
     SizeMemory memory;
     const Budget budget = room_for((3 + spare) * kMiB);
@@ -118,7 +118,7 @@ TEST(Observed, TimingDoesNotMakeASizeSmallerByABytesModel) {
       batch(64,
             [&](std::int64_t size) {
               // The larger, the faster, by far: only the half is tried, and not chosen.
-              testing::ClockByHand::advance(std::chrono::milliseconds(size == 64 ? 2 : 20));
+              clock.advance(std::chrono::milliseconds(size == 64 ? 2 : 20));
               EXPECT_TRUE(size == 64 || size == 32) << "call " << call << ": " << size;
               const at::Tensor activations = tensor_of(size * kMiB / 64);
               state = state.defined() ? state : tensor_of(2 * kMiB);

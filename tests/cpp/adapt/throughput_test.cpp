@@ -110,9 +110,7 @@ TEST(Throughput, ChoiceIsAlwaysAllowedAndEnds) {
 
 class TimedCalls : public ::testing::Test {
  protected:
-  static void take(int milliseconds) {
-    testing::ClockByHand::advance(std::chrono::milliseconds(milliseconds));
-  }
+  void take(int milliseconds) { clock_.advance(std::chrono::milliseconds(milliseconds)); }
 
  private:
   testing::ClockByHand clock_;
