@@ -115,7 +115,7 @@ def _kind_of(code: CodeType) -> str | None:
 
 
 def _ends_a_block(frame: FrameType) -> bool:
-    """Whether what comes next is the call of `__exit__(None, None, None)`."""
+    """Whether what comes next is the call of `__exit__`, with None three times or with an error."""
     place = (id(frame.f_code), frame.f_lasti)
     if place not in _ends:
         _ends[place] = _calls_exit(frame.f_code, frame.f_lasti)
@@ -123,6 +123,9 @@ def _ends_a_block(frame: FrameType) -> bool:
 
 
 def _calls_exit(code: CodeType, at: int) -> bool:
+    coming = [dis.opname[each] for each in code.co_code[at : at + 4 : 2]]
+    if "WITH_EXCEPT_START" in coming[:1] or coming == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
+        return True
     while dis.opname[code.co_code[at]] in ("POP_BLOCK", "SWAP", "ROT_TWO"):  # `return` in a block
         at += 2
     operations = [dis.opname[each] for each in code.co_code[at : at + 6 : 2]]
