@@ -13,9 +13,9 @@ namespace testing {
 
 ClockByHand::ClockByHand() {
   std::int64_t by_itself = 0;
-  TORCH_CHECK(Clock::stands_at.compare_exchange_strong(
-                  by_itself, Clock::now().time_since_epoch().count()),
-              "another ClockByHand is open: there is one time for the whole process");
+  TORCH_CHECK(
+      Clock::stands_at.compare_exchange_strong(by_itself, Clock::now().time_since_epoch().count()),
+      "another ClockByHand is open: there is one time for the whole process");
 }
 
 void ClockByHand::advance(std::chrono::nanoseconds by) {

@@ -236,14 +236,15 @@ void register_explain(py::module_& m) {
                              [](const PyBlockWatch& self) { return self.object().in_use(); })
       .def_property_readonly("clock",
                              [](const PyBlockWatch& self) { return self.object().clock(); })
-      .def("blocks", [](const PyBlockWatch& self) {
-        py::list found;
-        for (const LiveBlock& block : self.object().blocks()) {
-          found.append(
-              py::make_tuple(block.address, block.bytes, block.made_at, place_text(block.place)));
-        }
-        return found;
-      })
+      .def("blocks",
+           [](const PyBlockWatch& self) {
+             py::list found;
+             for (const LiveBlock& block : self.object().blocks()) {
+               found.append(py::make_tuple(block.address, block.bytes, block.made_at,
+                                           place_text(block.place)));
+             }
+             return found;
+           })
       .def("open", [](PyBlockWatch& self) {  // for good, at the first of several calls
         if (!self.entered()) {
           self.enter();
@@ -266,8 +267,8 @@ void register_explain(py::module_& m) {
              return std::make_unique<ExplainingBlocks>(resolve_device(device_argument(device)));
            }),
            py::arg("device"))
-      .def_property_readonly(
-          "_device", [](const ExplainingBlocks& self) { return to_python(self.device()); })
+      .def_property_readonly("_device",
+                             [](const ExplainingBlocks& self) { return to_python(self.device()); })
       .def("__enter__",
            [](const py::object& self) {
              self.cast<ExplainingBlocks&>().enter(self);

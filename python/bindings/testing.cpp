@@ -41,7 +41,8 @@ Example:
           "failures",
           [](const PyOomInjector& self) { return self.entered() ? self.object().failures() : 0; },
           "How many of them failed.");
-  ContextManager<testing::ClockByHand>::bind(m, "ClockByHand", "Time stands still but for `advance`.")
+  ContextManager<testing::ClockByHand>::bind(m, "ClockByHand",
+                                             "Time stands still but for `advance`.")
       .def(py::init([] { return std::make_unique<ContextManager<testing::ClockByHand>>("clock"); }))
       .def("advance", [](ContextManager<testing::ClockByHand>& self, double seconds) {
         self.object().advance(std::chrono::nanoseconds(std::llround(seconds * 1e9)));

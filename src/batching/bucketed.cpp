@@ -284,8 +284,7 @@ class BucketBatching : public detail::TableBatching<T> {
   [[nodiscard]] std::unique_ptr<BucketMembers> by_counts(const SizeSpan<T>& sizes,
                                                          std::vector<LeftOut>& outside) {
     const std::size_t buckets = options_.boundaries.size() - 1;
-    const T most =
-        left_out_.empty() ? std::numeric_limits<T>::max() : largest_fitting(sizes);
+    const T most = left_out_.empty() ? std::numeric_limits<T>::max() : largest_fitting(sizes);
     const auto find = [&](T size) {
       return size <= most ? find_(size) : static_cast<std::uint32_t>(buckets);
     };

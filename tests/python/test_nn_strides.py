@@ -65,7 +65,7 @@ def test_every_layer_has_torchs_strides(case: Case, frozen: bool) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_linear_layer_rounds_as_torchs_does_whatever_the_strides(frozen: bool) -> None:
-    """torch multiplies some inputs batch by batch, also where a dimension of one has odd strides."""
+    """torch multiplies some inputs by the batch, also where a dimension of one has odd strides."""
     for shape in ((1, 5, 3), (1, 7, 3), (1, 1, 5, 3), (2, 7, 3), (3, 1, 3), (1, 0, 3)):
         values = torch.randn(shape)
         for order in itertools.permutations(range(len(shape))):

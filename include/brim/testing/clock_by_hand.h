@@ -6,9 +6,9 @@
 
 namespace brim::testing {
 
-/// For tests of what depends on time: while it lives, the clock that brim measures by stands still in
-/// the whole process, but for what `advance` is told. Waiting for other threads and ranks goes by
-/// real time.
+/// For tests of what depends on time: while it lives, the clock that brim measures by stands still
+/// in the whole process, but for what `advance` is told. Waiting for other threads and ranks goes
+/// by real time.
 ///
 ///     brim::testing::ClockByHand clock;
 ///     brim::batch(64, [&](std::int64_t size) { clock.advance(std::chrono::milliseconds(size)); },

@@ -40,7 +40,7 @@ one_at_a_time = threading.RLock()  # a trace changes choices of torch for its du
 
 
 class _WhileForking(threading.local):
-    """A process forked in the middle of another thread's trace would keep its choices, and the lock.
+    """A process forked in the middle of another thread's trace would keep its choices and lock.
 
     So a fork waits for the trace, but not for ever: the trace may wait for the thread that forks.
     """

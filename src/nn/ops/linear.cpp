@@ -35,7 +35,8 @@ bool folds(const at::Tensor& tensor) {
       .has_value();
 }
 
-/// Whether torch's matmul takes it as one matrix: the strides of dimensions of one count there, too.
+/// Whether torch's matmul takes it as one matrix: the strides of dimensions of one count there,
+/// too.
 bool is_one_matrix(const at::Tensor& tensor) {
   for (std::int64_t i = 0; i + 2 < tensor.dim(); ++i) {
     if (TORCH_GUARD_OR_TRUE(
