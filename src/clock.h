@@ -10,11 +10,13 @@ namespace brim {
 
 /// The clock that brim decides by: the steady one, or that of a testing::ClockByHand.
 struct Clock {
+  // NOLINTBEGIN(readability-identifier-naming): as the standard library asks of a clock
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
   using period = duration::period;
   using time_point = std::chrono::time_point<Clock>;
   static constexpr bool is_steady = true;
+  // NOLINTEND(readability-identifier-naming)
 
   static time_point now() noexcept {
     const std::int64_t by_hand = stands_at.load(std::memory_order_relaxed);

@@ -44,6 +44,15 @@ py::object attributes_of(PyObject* module) {
   return owned(PyObject_GenericGetDict(module, nullptr));
 }
 
+/// As `object.__setattr__` does: PyObject_GenericSetDict of Python 3.13 leaves an object without
+/// any.
+void set_attributes(const py::object& module, const py::object& attributes) {
+  static PyObject* const name = PyUnicode_InternFromString("__dict__");
+  if (PyObject_GenericSetAttr(module.ptr(), name, attributes.ptr()) != 0) {
+    throw py::error_already_set();
+  }
+}
+
 }  // namespace
 
 void Snapshot::set_up() {
@@ -249,9 +258,7 @@ class Snapshot::Copier {
       const Entry& entry = entries_[next_++];
       const py::dict attributes;
       fill(attributes, entry.count);
-      if (PyObject_GenericSetDict(made_.at(entry.which).ptr(), attributes.ptr(), nullptr) != 0) {
-        throw py::error_already_set();
-      }
+      set_attributes(made_.at(entry.which), attributes);
     }
     py::object args = next();
     py::object kwargs = next();
@@ -327,9 +334,8 @@ void Snapshot::end(Copies copies) const {
   for (std::size_t i = 0; i < left.size(); ++i) {
     const py::object module = left[i]();
     const py::object attributes = owned(PyDict_Copy(attributes_of(anew.modules[i].ptr()).ptr()));
-    if (!module.is_none() &&
-        PyObject_GenericSetDict(module.ptr(), attributes.ptr(), nullptr) != 0) {
-      throw py::error_already_set();
+    if (!module.is_none()) {
+      set_attributes(module, attributes);
     }
   }
 }

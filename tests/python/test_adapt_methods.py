@@ -139,12 +139,16 @@ def test_record_and_forget_of_a_bound_method_are_those_of_its_calls(kind: str) -
 def test_class_methods_in_both_orders(kind: str, name: str) -> None:
     cls, args = model_of(kind), KINDS[kind][2]
     derived = type("Derived", (cls,), {})
+    # From Python 3.13 on, `classmethod` binds its function itself, so that other methods than
+    # calls are those of what it was given, as with types.MethodType.
+    is_method = name == "class_above" and sys.version_info >= (3, 13)
     for owner in (cls, derived):
         check_call(getattr(owner, name), owner, *args)
         check_call(getattr(owner(), name), owner, *args)
-        assert sizes(getattr(owner, name), *args)[0] == 4
-        getattr(owner, name).forget(*args)
-        assert sizes(getattr(owner, name), *args)[0] == 8
+        given = (owner, *args) if is_method else args
+        assert sizes(getattr(owner, name), *given)[0] == 4
+        getattr(owner, name).forget(*given)
+        assert sizes(getattr(owner, name), *given)[0] == 8
 
 
 def test_class_methods_as_python_3_13_binds_them(kind: str) -> None:

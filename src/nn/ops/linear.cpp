@@ -5,6 +5,7 @@
 #include <ATen/ops/mm.h>
 #include <brim/nn/functional.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/version.h>
 
 #include <numeric>
 
@@ -35,9 +36,12 @@ bool folds(const at::Tensor& tensor) {
       .has_value();
 }
 
-/// Whether torch's matmul takes it as one matrix: the strides of dimensions of one count there,
-/// too.
+/// Whether torch's matmul takes it as one matrix. Up to torch 2.13 the strides of dimensions of one
+/// count, too.
 bool is_one_matrix(const at::Tensor& tensor) {
+#if TORCH_VERSION_MINOR >= 14
+  return folds(tensor);
+#else
   for (std::int64_t i = 0; i + 2 < tensor.dim(); ++i) {
     if (TORCH_GUARD_OR_TRUE(
             tensor.sym_stride(i).sym_ne(tensor.sym_stride(i + 1) * tensor.sym_size(i + 1)))) {
@@ -45,6 +49,7 @@ bool is_one_matrix(const at::Tensor& tensor) {
     }
   }
   return true;
+#endif
 }
 
 bool is_column_major(const at::Tensor& matrix) {
