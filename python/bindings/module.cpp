@@ -85,6 +85,7 @@ PYBIND11_MODULE(_C, m) {
   brim::python::register_buckets(m);
   brim::python::register_dist(m);
   brim::python::register_explain(m);
+  brim::python::register_live_graphs(m);
   brim::python::register_fake_results(m);
   brim::python::register_fake_tensor(m);
   brim::python::register_fit(m);

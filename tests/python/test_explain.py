@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -523,3 +524,41 @@ def test_uncaught_errors_are_explained_on_request(tmp_path: Path) -> None:
     ran = python("ends.py", cwd=tmp_path)
     assert ran.returncode == 1
     assert "cause: real need" in ran.stderr
+
+
+def test_graphs_are_left_alone_while_another_thread_runs_backward() -> None:
+    """It frees what they saved, and writes gradients, without a lock: the process would crash."""
+    layer = torch.nn.Linear(4, 4)
+    layer(torch.ones(2, 4)).sum().backward()
+    kept = layer(torch.ones(2, 4))
+    tensors, weights = [kept], list(layer.parameters())
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(grad: torch.Tensor) -> None:
+        reached.set()
+        go_on.wait()
+
+    hidden = layer(torch.ones(2, 4))
+    hidden.register_hook(wait)
+    thread = threading.Thread(target=lambda: hidden.sum().backward())
+    thread.start()
+    reached.wait()
+    try:
+        assert _C.uses_of_weights(tensors) == 0
+        assert _C.gradients_of(weights) == []
+    finally:
+        go_on.set()
+        thread.join()
+    assert _C.uses_of_weights(tensors) == 1
+    found = _C.gradients_of(weights)
+    assert all(each is weight.grad for each, weight in zip(found, weights, strict=True))
+
+
+def test_how_often_weights_are_used_in_graphs_that_hold_something() -> None:
+    layer = torch.nn.LayerNorm(4)
+    kept = [layer(torch.ones(2, 4)) for _ in range(3)]
+    assert _C.uses_of_weights(kept) == 3
+    kept[0].sum().backward()
+    assert _C.uses_of_weights(kept) == 2
+    assert _C.uses_of_weights(kept[:1]) == 0
+    assert _C.uses_of_weights([torch.ones(1)]) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +11,6 @@ from brim._users_code import is_installed
 
 Kind = _C.MemoryKind
 _LASTING = (Kind.parameter, Kind.gradient, Kind.optimizer_state)
-_MOST_NODES = 200_000  # of a graph: some seconds
 # A weight that is used so often in graphs that are alive: by as many calls, whose graphs something
 # keeps, unless one call uses it in a loop.
 _MANY_USES = 3
@@ -45,7 +42,7 @@ def held_on(device: torch.device, watch: _C.BlockWatch | None, began: int | None
     known = _C.held_by_python(live.tensors)
     in_python = _storages(known, device)
     in_graph = _storages((each for each in known if each.grad_fn is not None), device)
-    uses = _uses_of_weights(live.tensors)
+    uses = _C.uses_of_weights(live.tensors)
     noted = {} if watch is None else {block[0]: block for block in watch.blocks()}
     clock = 0 if watch is None else watch.clock
     blocks, in_graphs = list[_C.HeldBlock](), 0
@@ -110,13 +107,13 @@ def _owners(live: _Live, device: torch.device) -> dict[int, Owner]:
             continue
         name, weights = type(module).__name__, list(module.parameters())
         add((*weights, *module.buffers()), Kind.parameter, name)
-        add((each.grad for each in weights), Kind.gradient, name)
+        add(_C.gradients_of(weights), Kind.gradient, name)
     for each in live.optimizers:
         states = [value for state in each.state.values() for value in state.values()]
         add(states, Kind.optimizer_state, type(each).__name__)
         weights = [one for group in each.param_groups for one in group["params"]]
         add(weights, Kind.parameter, type(each).__name__)
-        add((one.grad for one in weights), Kind.gradient, type(each).__name__)
+        add(_C.gradients_of(weights), Kind.gradient, type(each).__name__)
     return owners
 
 
@@ -134,32 +131,3 @@ def _storages(tensors: Any, device: torch.device) -> dict[int, int]:
             continue
     found.pop(0, None)
     return found
-
-
-def _uses_of_weights(tensors: list[torch.Tensor]) -> float:
-    """How often a weight is used in graphs that still hold what backward needs; the median."""
-    uses: Counter[Any] = Counter()
-    todo = [each.grad_fn for each in tensors if each.grad_fn is not None]
-    seen = set(todo)
-    while todo and len(seen) < _MOST_NODES:
-        node = todo.pop()
-        for following, _ in node.next_functions:
-            if following is None:
-                continue
-            if hasattr(following, "variable"):
-                uses[following] += _holds(node)
-            elif following not in seen:
-                seen.add(following)
-                todo.append(following)
-    return median(uses.values()) if uses else 0
-
-
-def _holds(node: Any) -> bool:
-    """Whether a node still has what it saved; those that save nothing do."""
-    for name in dir(node):
-        if name.startswith("_saved_") and not name.startswith("_saved_self_sym"):
-            try:
-                getattr(node, name)
-            except RuntimeError:  # released by its backward
-                return False
-    return True

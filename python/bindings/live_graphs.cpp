@@ -1,0 +1,163 @@
+// What live tensors tell of graphs and gradients. A backward in another thread frees what its nodes
+// saved and writes gradients while it holds no GIL, and asks nobody who reads them. So while there
+// is one, they are not read, nor in a process that was forked in the middle of one. None can begin
+// while one of these functions runs: they keep the GIL.
+
+#include <pthread.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "bindings.h"
+#include "interpreter.h"
+
+namespace brim::python {
+namespace {
+
+using torch::autograd::Node;
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+constexpr std::size_t kMostNodes = 200'000;  // of graphs: a fraction of a second
+
+/// Whether it is torch's only way from Python into a backward.
+bool runs_backward(PyFrameObject* frame) {
+  const py::object code(new_reference(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame))));
+  PyObject* const name = reinterpret_cast<PyCodeObject*>(code.ptr())->co_name;
+  return PyUnicode_CompareWithASCIIString(name, "_engine_run_backward") == 0;
+}
+
+// Of this process since it was forked.
+bool was_forked_in_backward = false;
+
+bool another_thread_is_in_backward() {
+  if (was_forked_in_backward) {
+    return true;
+  }
+  const py::object current(new_reference(PyObject_CallNoArgs(PySys_GetObject("_current_frames"))));
+  PyObject* thread = nullptr;
+  PyObject* innermost = nullptr;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(current.ptr(), &place, &thread, &innermost) != 0) {
+    if (PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident()) {
+      continue;
+    }
+    auto frame = py::reinterpret_borrow<py::object>(innermost);
+    while (frame) {
+      auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      if (runs_backward(here)) {
+        return true;
+      }
+      frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
+    }
+  }
+  return false;
+}
+
+/// Just before a fork: no code of Python runs any more until then.
+void note_backward() noexcept {
+  try {
+    was_forked_in_backward = PyGILState_Check() == 0 || another_thread_is_in_backward();
+  } catch (...) {
+    PyErr_Clear();
+    was_forked_in_backward = true;
+  }
+}
+
+/// Whether a node still has what it saved; those that save nothing do.
+bool still_holds(const NodePtr& node) {
+  const py::object object(new_reference(torch::autograd::functionToPyObject(node)));
+  const PyGetSetDef* each = Py_TYPE(object.ptr())->tp_getset;
+  for (; each != nullptr && each->name != nullptr; ++each) {
+    const std::string_view name(each->name);
+    if (!name.starts_with("_saved_") || name.starts_with("_saved_self_sym")) {
+      continue;
+    }
+    if (PyObject* const value = each->get(object.ptr(), each->closure); value != nullptr) {
+      Py_DECREF(value);
+    } else {  // freed by its backward
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+/// How often a weight is used in graphs that still hold what backward needs; the median.
+double uses_of_weights(const py::list& tensors) {
+  if (another_thread_is_in_backward()) {
+    return 0;
+  }
+  std::vector<NodePtr> todo;
+  std::unordered_set<const Node*> seen;
+  const auto add = [&](const NodePtr& node) {
+    if (node && seen.size() < kMostNodes && seen.insert(node.get()).second) {
+      todo.push_back(node);
+    }
+  };
+  for (const py::handle each : tensors) {
+    if (const at::Tensor& tensor = THPVariable_Unpack(each.ptr()); tensor.defined()) {
+      add(tensor.grad_fn());
+    }
+  }
+  std::unordered_map<const Node*, std::size_t> uses;
+  while (!todo.empty()) {
+    const NodePtr node = todo.back();
+    todo.pop_back();
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get()) == nullptr) {
+        add(edge.function);
+      } else {
+        uses[edge.function.get()] += still_holds(node) ? 1 : 0;
+      }
+    }
+  }
+  std::vector<std::size_t> counts;
+  counts.reserve(uses.size());
+  for (const auto& [weight, count] : uses) {
+    counts.push_back(count);
+  }
+  std::ranges::sort(counts);
+  const std::size_t middle = counts.size() / 2;
+  return counts.empty()           ? 0
+         : counts.size() % 2 == 1 ? static_cast<double>(counts[middle])
+                                  : static_cast<double>(counts[middle - 1] + counts[middle]) / 2;
+}
+
+/// The gradients that these have.
+py::list gradients_of(const py::iterable& tensors) {
+  const py::list all(tensors);
+  py::list found;
+  if (another_thread_is_in_backward()) {
+    return found;
+  }
+  for (const py::handle each : all) {
+    const at::Tensor& gradient = THPVariable_Unpack(each.ptr()).grad();
+    if (gradient.defined()) {
+      found.append(new_reference(THPVariable_Wrap(gradient)));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+void register_live_graphs(py::module_& m) {
+  static bool was_before = false;
+  pthread_atfork(
+      [] {
+        was_before = was_forked_in_backward;
+        note_backward();
+      },
+      [] { was_forked_in_backward = was_before; }, nullptr);
+  m.def("uses_of_weights", &uses_of_weights);
+  m.def("gradients_of", &gradients_of);
+}
+
+}  // namespace brim::python
