@@ -15,7 +15,8 @@ outlive a fork locked, in torch alone as well, and a child that needs them waits
 the random generator, which adaptive calls look at, if a thread was drawing numbers; and that of
 shared memory, where streams keep their epoch, if a thread was making one. So no thread does these
 beside forks, unless `--torch-locks` asks to see it. A third is held for a moment at the beginning
-of each backward: children that hang there are counted apart, which needs gdb. Nor are daemon
+of each backward, and adaptive calls need it: children that hang there are counted apart, which
+needs gdb. Nor are daemon
 threads in functions of torch when the interpreter ends, which aborts the process before Python
 3.14. `--plant` shows that faults are found: a child that hangs, a file that is cut off, a process
 that prints.
@@ -51,7 +52,7 @@ import brim
 from brim.data import PackedBatchSampler, pack_stream
 
 A_HANG = 60  # seconds
-LOCK_OF_TORCH = "GlobalCallbackManager::getSnapshot"  # in the stack of a child that waits for it
+LOCK_OF_TORCH = "GlobalCallbackManager::get()"  # in the stack of a child that waits for it
 AT_ONCE = 4
 LENGTHS = [3, 9, 4, 7, 1, 8, 2, 6, 5, 9] * 20
 
@@ -259,7 +260,7 @@ def storm(
             reap(children, AT_ONCE - 1)
         reap(children, 0)
     if torchs:
-        print(f"  {len(torchs)} children hung at the lock of torch's that a backward begins with")
+        print(f"  {len(torchs)} children hung at a lock of torch's that a backward takes")
     return done, wrong + errors
 
 

@@ -82,6 +82,36 @@ def test_a_linear_layer_rounds_as_torchs_does_whatever_the_strides(frozen: bool)
                 assert torch.equal(*wanted), (shape, x.stride())
 
 
+class Transposed(nn.Module):
+    """The same values, in another order in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, -1).contiguous().transpose(1, -1)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ReLU6])
+@pytest.mark.parametrize("recompute", [None, "cheap", "products"])
+def test_a_gradient_has_torchs_strides_after_a_copy(
+    activation: type[nn.Module], recompute: Any
+) -> None:
+    """A batch norm sums in the order of its gradient's memory."""
+    for seed in range(8):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.BatchNorm2d(4), Transposed(), activation()).bfloat16().eval()
+        x = torch.randn(5, 4, 8, 6).bfloat16()
+        if seed % 2:
+            x = x.contiguous(memory_format=torch.channels_last)
+        x.requires_grad_()
+        ours = copy.deepcopy(net)
+        brim.convert(ours, recompute=recompute)
+        grad = torch.randn(x.shape).bfloat16()
+        found, expected = (
+            torch.autograd.grad(model(x), [x, *model.parameters()], grad) for model in (ours, net)
+        )
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a, b)
+
+
 def randomly_laid_out(choose: random.Random, shape: tuple[int, ...]) -> torch.Tensor:
     """Ones of this shape: dimensions in any order, with gaps, some of them expanded."""
     order = choose.sample(range(len(shape)), len(shape))

@@ -1,6 +1,7 @@
 #include "nn/autograd/recompute.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/relu.h>
 #include <torch/csrc/autograd/generated/Functions.h>
@@ -333,15 +334,17 @@ at::Tensor recompute(const Edge& origin) {
   return view != nullptr ? view(origin, source) : source;  // of a copy the values count
 }
 
-at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides) {
-  at::Tensor value = recompute(origin);
+namespace {
+
+at::Tensor with_strides(at::Tensor value, c10::SymIntArrayRef strides) {
   if (is_traced(value) || value.sym_strides() == strides) {
     return value;
   }
   return at::empty_strided_symint(value.sym_sizes(), strides, value.options()).copy_(value);
 }
 
-at::Tensor recompute_relu(const Edge& origin) {
+/// Fused with the layer before, where that can be.
+at::Tensor relu_again(const Edge& origin) {
   Node& node = *origin.function;
   if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
     if (auto fused = layer->recompute_relu({})) {
@@ -360,6 +363,22 @@ at::Tensor recompute_relu(const Edge& origin) {
     }
   }
   return at::relu(at::add(recompute(first), added));
+}
+
+}  // namespace
+
+at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides) {
+  return with_strides(recompute(origin), strides);
+}
+
+at::Tensor recompute_relu(const Edge& origin, c10::SymIntArrayRef strides) {
+  at::Tensor value = relu_again(origin);
+  if (strides.empty() || is_traced(value) || value.sym_strides() == strides) {
+    return value;
+  }
+  const at::Tensor input =
+      at::empty_strided_symint(value.sym_sizes(), strides, value.options().device(at::kMeta));
+  return with_strides(std::move(value), at::empty_like(input).sym_strides());
 }
 
 }  // namespace brim::nn

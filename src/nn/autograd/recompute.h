@@ -101,7 +101,8 @@ class LayersBefore {
 /// The same with these strides: a kernel may sum in the order of memory.
 [[nodiscard]] at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides);
 
-/// relu() of the same, with fewer passes over memory where the layers can.
-[[nodiscard]] at::Tensor recompute_relu(const Edge& origin);
+/// relu() of the same, with fewer passes over memory where the layers can. With the strides that it
+/// has of an input with these, if any are given.
+[[nodiscard]] at::Tensor recompute_relu(const Edge& origin, c10::SymIntArrayRef strides);
 
 }  // namespace brim::nn

@@ -216,8 +216,8 @@ class ActivationNode final : public SavingNode {
       const Edge& origin = next_edge(0);
       if constexpr (!kGradReadsOutput) {
         value = input_again(origin);
-      } else if constexpr (requires { A::recompute(origin); }) {
-        value = A::recompute(origin);
+      } else if constexpr (requires { A::recompute(origin, read_strides_); }) {
+        value = A::recompute(origin, read_strides_);
       } else {
         value = activation_.value(input_again(origin));
       }

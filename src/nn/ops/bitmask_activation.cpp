@@ -30,7 +30,9 @@ struct Relu {
   static at::Tensor grad(const at::Tensor& grad, const at::Tensor& output) {
     return at::threshold_backward(grad, output, 0);
   }
-  static at::Tensor recompute(const Edge& origin) { return nn::recompute_relu(origin); }
+  static at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides) {
+    return nn::recompute_relu(origin, strides);
+  }
 
   static BitRule bits() { return {}; }
   static at::Tensor passes(const at::Tensor& x) {
