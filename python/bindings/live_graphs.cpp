@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <ranges>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -118,11 +119,8 @@ double uses_of_weights(const py::list& tensors) {
       }
     }
   }
-  std::vector<std::size_t> counts;
-  counts.reserve(uses.size());
-  for (const auto& [weight, count] : uses) {
-    counts.push_back(count);
-  }
+  std::vector<std::size_t> counts(uses.size());
+  std::ranges::copy(std::views::values(uses), counts.begin());
   std::ranges::sort(counts);
   const std::size_t middle = counts.size() / 2;
   return counts.empty()           ? 0
