@@ -119,7 +119,6 @@ INTERRUPTED = {
     ),
     "models": ("step_of_a_converted_model", "saving"),
     "memory": ("budget", "budget_of_a_function", "meters_and_injectors", "collect_peaks"),
-    "microbatches": ("microbatches",),
 }
 
 

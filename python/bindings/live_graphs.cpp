@@ -65,7 +65,7 @@ bool another_thread_is_in_backward() {
 void note_backward() noexcept {
   try {
     was_forked_in_backward = PyGILState_Check() == 0 || another_thread_is_in_backward();
-  } catch (...) {
+  } catch (...) {  // while frames were read, which has to do with no tensor
     PyErr_Clear();
     was_forked_in_backward = true;
   }

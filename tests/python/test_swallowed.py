@@ -41,7 +41,6 @@ ALLOWED = {
     "_explain/_block.py _tell": "the error that is explained counts more, and is raised",
     "_explain/_block.py _replayed": "becomes a note; the error that is explained is raised",
     "_explain/_held.py _storages": "of an attribute of a tensor: no memory is taken",
-    "_explain/_held.py _holds": "of an attribute that backward has released",
     "cli/run.py run": "prints it with its traceback, as the interpreter does",
     "nn/_values.py identity": "of an attribute: no memory is taken",
     "nn/_values.py bytes_of": "of an attribute: no memory is taken",
