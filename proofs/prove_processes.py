@@ -16,10 +16,9 @@ the random generator, which adaptive calls look at, if a thread was drawing numb
 shared memory, where streams keep their epoch, if a thread was making one. So no thread does these
 beside forks, unless `--torch-locks` asks to see it. A third is held for a moment at the beginning
 of each backward, and adaptive calls need it: children that hang there are counted apart, which
-needs gdb. Nor are daemon
-threads in functions of torch when the interpreter ends, which aborts the process before Python
-3.14. `--plant` shows that faults are found: a child that hangs, a file that is cut off, a process
-that prints.
+needs gdb. Nor are daemon threads in functions of torch when the interpreter ends, which aborts the
+process before Python 3.14. `--plant` shows that faults are found: a child that hangs, a file that
+is cut off, a process that prints.
 """
 
 from __future__ import annotations

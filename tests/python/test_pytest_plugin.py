@@ -135,8 +135,6 @@ def test_a_plain_failure_is_reported_as_it_is(users: pytest.Pytester) -> None:
     assert any("OutOfMemoryError: real" in line for line in lines)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("xdist"), reason="needs pytest-xdist")
-@pytest.mark.slow
 def test_a_test_that_skips_itself_without_memory_goes_on_to_the_next(
     users: pytest.Pytester,
 ) -> None:
@@ -160,6 +158,8 @@ def test_skips():
     assert "allocation 2 of the test failed" in lines
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("xdist"), reason="needs pytest-xdist")
+@pytest.mark.slow
 def test_processes_of_xdist_are_counted_together(
     users: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
