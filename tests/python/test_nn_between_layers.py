@@ -282,8 +282,8 @@ def test_a_second_derivative_through_a_value_that_was_kept_by_one_and_asked_for_
         for of in (c.weight, d.weight):
             (grad,) = torch.autograd.grad(loss, of, create_graph=True)
             results.append(torch.autograd.grad(grad.pow(2).sum(), a.weight, retain_graph=True)[0])
-    assert torch.allclose(results[0], results[2])
-    assert torch.allclose(results[1], results[3])
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.LeakyReLU(), nn.Dropout(0.3), nn.GELU()], ids=str)
@@ -297,7 +297,7 @@ def test_what_one_backward_call_worked_out_is_not_part_of_another(act: nn.Module
         torch.autograd.grad(loss, last.weight, retain_graph=True)
         (grad,) = torch.autograd.grad(loss, last.weight, create_graph=True)
         results.append(torch.autograd.grad(grad.pow(2).sum(), first.weight)[0])
-    assert torch.allclose(*results)
+    assert torch.equal(*results)
 
 
 NORMS = [nn.BatchNorm1d(8), nn.GroupNorm(2, 8), nn.LayerNorm(8)]

@@ -58,9 +58,7 @@ class OutputHoldingNode : public SavingNode {
   [[nodiscard]] bool is_held() const { return is_held_; }
 
   /// Under the lock. @throws c10::Error if it was written to or released.
-  [[nodiscard]] at::Tensor held_output() {
-    return with_history(held_.lend(this), {compat::pointer_to(*this), 0});
-  }
+  [[nodiscard]] at::Tensor held_output() { return held_.lend(this); }
 
  private:
   bool holds_;

@@ -50,7 +50,7 @@ SavingNode* producer_of(const at::Tensor& made) {
 }  // namespace
 
 at::Tensor without_history(const at::Tensor& tensor) {
-  if (!is_traced(tensor) && !tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
+  if (!is_traced(tensor) && !is_wrapped(tensor)) {
     return tensor.variable_data();  // the same without the dispatcher, which takes a microsecond
   }
   const BelowAutograd below;

@@ -52,7 +52,12 @@ using torch::autograd::variable_list;
 
 [[nodiscard]] BRIM_API bool is_rehearsed(const at::Tensor& tensor);  // of brim/nn/rehearsal.h
 
-/// The same, but for a rehearsal, in which strides and memory are those of the real tensor.
+/// Whether torch.func.grad differentiates it: an outer level may record what this one does not.
+[[nodiscard]] inline bool is_wrapped(const at::Tensor& tensor) {
+  return tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
+/// The same as is_traced, but for a rehearsal, in which strides and memory are those of the real tensor.
 [[nodiscard]] inline bool is_traced_by_others(const at::Tensor& input) {
   return is_traced(input) && !is_rehearsed(input);
 }
@@ -136,7 +141,8 @@ class SavingNode : public Node {
     return false;
   }
 
-  /// The same output, bit for bit. Called during backward, before this node itself runs.
+  /// The same output, bit for bit. Called during backward, before this node itself runs, and
+  /// without gradients (see recompute() in recompute.h).
   virtual at::Tensor recompute();
 
   /// The same output copied to another type, in one pass, or nothing if this node has no kernel for

@@ -68,15 +68,15 @@ class Operand {
     }
     at::Tensor value = again_.get();
     if (!value.defined()) {
-      value = with_history(while_room_.get(), origin_);
+      value = while_room_.get();
     }
     if (!value.defined()) {
       TORCH_CHECK(origin_.is_valid(), torch::autograd::ERR_BACKWARD_TWICE);
       const TimedAgain timed = while_room_.timed();
-      value = strides_.empty() ? nn::recompute(origin_) : nn::recompute(origin_, strides_);
+      value = nn::recompute(origin_, strides_);
       again_.set(value);
     }
-    return value;
+    return with_history(value, origin_);
   }
 
   /// At the end of the node's own backward: what was lent and not taken.

@@ -39,7 +39,6 @@ class ProductLayerNode : public OutputHoldingNode {
       weight_ = Kept(kept);
       if (recompute.is_if_short() && weight.requires_grad() && !kept.is_same(weight)) {
         cast_.set(weight, /*work=*/0);
-        cast_from_ = torch::autograd::impl::gradient_edge(weight);
       }
     }
     if (is_offered_) {
@@ -79,8 +78,7 @@ class ProductLayerNode : public OutputHoldingNode {
     if (!output.defined()) {
       // As at forward: below autocast, which has done its casts there.
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-      const at::Tensor cast = cast_weight();
-      output = run_again(input_.lend(), cast.defined() ? cast : in_type(weight_.lend()),
+      output = run_again(input_.lend(), in_type([this] { return weight_.lend(); }),
                          maybe(bias_.lend()));
       if (askers_ > 1 && !is_for_loss_) {  // a single one holds it itself
         again_.set(output);
@@ -118,8 +116,7 @@ class ProductLayerNode : public OutputHoldingNode {
 
   /// For the node's own backward.
   [[nodiscard]] at::Tensor take_weight() {
-    const at::Tensor cast = cast_weight();
-    return cast.defined() ? cast : in_type(weight_.take());
+    return in_type([this] { return weight_.take(); });
   }
 
   void forget() override {
@@ -172,11 +169,19 @@ class ProductLayerNode : public OutputHoldingNode {
     return casts_again ? *parameter : weight;
   }
 
-  /// The copy of the weight in the input's type; undefined where none is kept, or it was dropped.
-  [[nodiscard]] at::Tensor cast_weight() const { return with_history(cast_.get(), cast_from_); }
-
-  [[nodiscard]] at::Tensor in_type(const at::Tensor& weight) const {
-    return weight.scalar_type() == type_ ? weight : weight.to(type_);
+  /// The weight as the layer calculated with it, in its place in the graph. @param get what is kept
+  template <class Get>
+  [[nodiscard]] at::Tensor in_type(const Get& get) const {
+    at::Tensor cast = cast_.get();
+    if (!cast.defined()) {
+      const at::Tensor weight = get();
+      if (weight.scalar_type() == type_) {
+        return weight;
+      }
+      const at::AutoGradMode without(false);
+      cast = weight.to(type_);
+    }
+    return with_history(cast, next_edge(1));
   }
 
   at::ScalarType type_;  // of the input
@@ -188,7 +193,6 @@ class ProductLayerNode : public OutputHoldingNode {
   int askers_ = 0;
   Kept weight_;
   KeptWhileRoom cast_;  // of the weight by autocast, where the parameter is kept
-  Edge cast_from_;
   Kept bias_;
 };
 

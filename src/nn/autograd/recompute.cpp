@@ -246,7 +246,9 @@ bool is_of_one_size(const Edge& one, const Edge& other) {
   return TORCH_GUARD_OR_FALSE(elements(one).sym_eq(elements(other)));
 }
 
-at::Tensor recompute_as(const Edge& origin, at::ScalarType type) {
+at::Tensor value_again(const Edge& origin);
+
+at::Tensor value_again_as(const Edge& origin, at::ScalarType type) {
   if (auto* const layer = dynamic_cast<SavingNode*>(origin.function.get())) {
     if (auto fused = layer->recompute_as(type)) {
       return *std::move(fused);
@@ -256,10 +258,66 @@ at::Tensor recompute_as(const Edge& origin, at::ScalarType type) {
   if (const ViewAgain view = view_made_by(*origin.function)) {
     const Edge& base = origin.function->next_edge(0);
     if (is_of_one_size(origin, base)) {
-      return view(origin, recompute_as(base, type));
+      return view(origin, value_again_as(base, type));
     }
   }
-  return recompute(origin).to(type);
+  return value_again(origin).to(type);
+}
+
+at::Tensor value_again(const Edge& origin) {
+  Node& node = *origin.function;
+  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
+    return layer->recompute();
+  }
+  if (const SavedVariable* const kept = output_kept_by(node)) {
+    return kept->unpack(compat::pointer_to(node));
+  }
+  if (typeid(node) == typeid(torchs::ToCopyBackward0)) {
+    return value_again_as(node.next_edge(0),
+                          c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
+  }
+  const at::Tensor source = value_again(node.next_edge(0));
+  if (typeid(node) == typeid(torchs::AddBackward0)) {
+    return at::add(source, value_again(node.next_edge(1)));
+  }
+  if (typeid(node) == typeid(torchs::UnsafeViewBackward0)) {
+    return reshape(origin, source);
+  }
+  const ViewAgain view = view_made_by(node);
+  return view != nullptr ? view(origin, source) : source;  // of a copy the values count
+}
+
+/// Fused with the layer before, where that can be.
+at::Tensor relu_again(const Edge& origin) {
+  Node& node = *origin.function;
+  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
+    if (auto fused = layer->recompute_relu({})) {
+      return *std::move(fused);
+    }
+    return at::relu(layer->recompute());
+  }
+  if (typeid(node) != typeid(torchs::AddBackward0)) {
+    return at::relu(value_again(origin));
+  }
+  const at::Tensor added = value_again(node.next_edge(1));
+  const Edge& first = node.next_edge(0);
+  if (auto* const layer = dynamic_cast<SavingNode*>(first.function.get())) {
+    if (auto fused = layer->recompute_relu(added)) {
+      return *std::move(fused);
+    }
+  }
+  return at::relu(at::add(value_again(first), added));
+}
+
+bool has_strides(const at::Tensor& value, c10::SymIntArrayRef strides) {
+  return strides.empty() || is_traced(value) || value.sym_strides() == strides;
+}
+
+at::Tensor with_strides(at::Tensor value, c10::SymIntArrayRef strides) {
+  if (has_strides(value, strides)) {
+    return value;
+  }
+  return at::empty_strided_symint(value.sym_sizes(), strides, value.options()).copy_(value);
 }
 
 }  // namespace
@@ -311,69 +369,15 @@ bool prepare_to_recompute(Node& node, bool copies) {
          });
 }
 
-at::Tensor recompute(const Edge& origin) {
-  Node& node = *origin.function;
-  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
-    return layer->recompute();
-  }
-  if (const SavedVariable* const kept = output_kept_by(node)) {
-    return kept->unpack(compat::pointer_to(node));
-  }
-  if (typeid(node) == typeid(torchs::ToCopyBackward0)) {
-    return recompute_as(node.next_edge(0),
-                        c10::typeMetaToScalarType(node.input_metadata(0).options().dtype()));
-  }
-  const at::Tensor source = recompute(node.next_edge(0));
-  if (typeid(node) == typeid(torchs::AddBackward0)) {
-    return at::add(source, recompute(node.next_edge(1)));
-  }
-  if (typeid(node) == typeid(torchs::UnsafeViewBackward0)) {
-    return reshape(origin, source);
-  }
-  const ViewAgain view = view_made_by(node);
-  return view != nullptr ? view(origin, source) : source;  // of a copy the values count
-}
-
-namespace {
-
-at::Tensor with_strides(at::Tensor value, c10::SymIntArrayRef strides) {
-  if (is_traced(value) || value.sym_strides() == strides) {
-    return value;
-  }
-  return at::empty_strided_symint(value.sym_sizes(), strides, value.options()).copy_(value);
-}
-
-/// Fused with the layer before, where that can be.
-at::Tensor relu_again(const Edge& origin) {
-  Node& node = *origin.function;
-  if (auto* const layer = dynamic_cast<SavingNode*>(&node)) {
-    if (auto fused = layer->recompute_relu({})) {
-      return *std::move(fused);
-    }
-    return at::relu(layer->recompute());
-  }
-  if (typeid(node) != typeid(torchs::AddBackward0)) {
-    return at::relu(recompute(origin));
-  }
-  const at::Tensor added = recompute(node.next_edge(1));
-  const Edge& first = node.next_edge(0);
-  if (auto* const layer = dynamic_cast<SavingNode*>(first.function.get())) {
-    if (auto fused = layer->recompute_relu(added)) {
-      return *std::move(fused);
-    }
-  }
-  return at::relu(at::add(recompute(first), added));
-}
-
-}  // namespace
-
 at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides) {
-  return with_strides(recompute(origin), strides);
+  const at::AutoGradMode without(false);
+  return with_strides(value_again(origin), strides);
 }
 
 at::Tensor recompute_relu(const Edge& origin, c10::SymIntArrayRef strides) {
+  const at::AutoGradMode without(false);
   at::Tensor value = relu_again(origin);
-  if (strides.empty() || is_traced(value) || value.sym_strides() == strides) {
+  if (has_strides(value, strides)) {
     return value;
   }
   const at::Tensor input =

@@ -94,12 +94,12 @@ class LayersBefore {
 /// run again (see SavingNode::prepare_for_loss). recompute() of the value's own node then does so.
 [[nodiscard]] bool prepare_maker_for_loss(const at::Tensor& value, bool copies);
 
-/// The value that was made there, bit for bit. Under grad mode (double backward) the result is part
-/// of the graph. @throws c10::Error if what it needs was released.
-[[nodiscard]] at::Tensor recompute(const Edge& origin);
-
-/// The same with these strides: a kernel may sum in the order of memory.
-[[nodiscard]] at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides);
+/// The value that was made there, bit for bit, and without a place in the graph, also under grad
+/// mode (double backward): whoever holds it puts it where the first one was. A second way there
+/// would have gradients of its own, which round before they are added to those of the first.
+/// @param strides to have, if any are given: a kernel may sum in the order of memory
+/// @throws c10::Error if what it needs was released.
+[[nodiscard]] at::Tensor recompute(const Edge& origin, c10::SymIntArrayRef strides = {});
 
 /// relu() of the same, with fewer passes over memory where the layers can. With the strides that it
 /// has of an input with these, if any are given.

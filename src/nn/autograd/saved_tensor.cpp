@@ -86,7 +86,13 @@ at::Tensor Kept::unpack_saved() const {
     return saved_.unpack();
   }
   TORCH_CHECK(in_block_->value, torch::autograd::ERR_BACKWARD_TWICE);
-  return with_history(in_block_->value->get(), in_block_->edge);
+  return in_block_->value->get();
+}
+
+/// A block holds tensors without their place. Not in unpack(): what is held for a whole backward may
+/// be lent without gradients first, and taken with them then.
+at::Tensor Kept::in_graph(const at::Tensor& unpacked) const {
+  return in_block_ == nullptr ? unpacked : with_history(unpacked, in_block_->edge);
 }
 
 bool Kept::needs_copy() const { return !frozen_ && hooks_in_force() == nullptr; }
@@ -95,7 +101,7 @@ bool Kept::needs_copy() const { return !frozen_ && hooks_in_force() == nullptr; 
 std::optional<at::Tensor> Kept::to_copy(const c10::SymInt& most) const {
   at::Tensor tensor;
   try {
-    tensor = unpack_saved();
+    tensor = in_graph(unpack_saved());
   } catch (const c10::Error& error) {
     if (is_out_of_memory(error)) {
       throw;

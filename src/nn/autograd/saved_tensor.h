@@ -60,14 +60,14 @@ class Kept {
           "reshard_after_forward=False");
       lent_.set(tensor);
     }
-    return tensor;
+    return in_graph(tensor);
   }
 
   /// For the node's own backward. @throws c10::Error after release().
   [[nodiscard]] at::Tensor take(torch::autograd::Node* owner = nullptr) {
     const at::Tensor tensor = lent_.get();
     lent_.reset();
-    return tensor.defined() ? tensor : unpack(owner);
+    return in_graph(tensor.defined() ? tensor : unpack(owner));
   }
 
   void release() {
@@ -102,6 +102,7 @@ class Kept {
   [[nodiscard]] bool needs_copy() const;
   [[nodiscard]] std::optional<at::Tensor> to_copy(const c10::SymInt& most) const;
   [[nodiscard]] at::Tensor unpack(torch::autograd::Node* owner);
+  [[nodiscard]] at::Tensor in_graph(const at::Tensor& unpacked) const;
 
   torch::autograd::SavedVariable saved_;
   std::unique_ptr<InBlock> in_block_;  // instead, in a block

@@ -150,10 +150,10 @@ class ActivationNode final : public SavingNode {
   at::Tensor recompute() override {
     const std::lock_guard lock(mutex_);
     if (keeps_ == Keeps::output) {
-      return in_graph(saved_.lend());
+      return saved_.lend();
     }
     if constexpr (kGradReadsOutput) {
-      return keeps_ == Keeps::read ? in_graph(saved_.lend(this)) : again();
+      return keeps_ == Keeps::read ? saved_.lend(this) : again();
     } else {
       return activation_.value(keeps_ == Keeps::read ? saved_.lend() : again());
     }
@@ -209,28 +209,24 @@ class ActivationNode final : public SavingNode {
     at::Tensor value = again_.get();
     if (!value.defined()) {
       value = while_room_.get();
-      if (value.defined()) {
-        return kGradReadsOutput ? in_graph(value) : with_history(value, next_edge(0));
-      }
+    }
+    if (!value.defined()) {
       const TimedAgain timed = while_room_.timed();
+      const at::AutoGradMode without(false);
       const Edge& origin = next_edge(0);
       if constexpr (!kGradReadsOutput) {
-        value = input_again(origin);
+        value = nn::recompute(origin, read_strides_);
       } else if constexpr (requires { A::recompute(origin, read_strides_); }) {
         value = A::recompute(origin, read_strides_);
       } else {
-        value = activation_.value(input_again(origin));
+        value = activation_.value(nn::recompute(origin, read_strides_));
       }
       again_.set(value);
     }
-    return value;
+    return kGradReadsOutput ? in_graph(value) : with_history(value, next_edge(0));
   }
 
-  at::Tensor input_again(const Edge& origin) {
-    return read_strides_.empty() ? nn::recompute(origin) : nn::recompute(origin, read_strides_);
-  }
-
-  /// The kept output, which is held without its place in the graph.
+  /// The output, which is held without its place in the graph.
   at::Tensor in_graph(const at::Tensor& output) {
     return with_history(output, {compat::pointer_to(*this), 0});
   }

@@ -169,7 +169,7 @@ class BatchNormNode final : public StatisticsNode {
 
   std::optional<at::Tensor> again(const at::Tensor& added, bool relu) {
     const at::Tensor input = input_.lend();
-    if (!input.is_cuda() || at::GradMode::is_enabled() || is_traced(input)) {
+    if (!input.is_cuda() || is_wrapped(input) || is_traced(input)) {
       return std::nullopt;
     }
     const NormOf norm{input,

@@ -160,7 +160,7 @@ class CrossEntropyNode final : public SavingNode, public CountedMean {
       }
       is_ours_ = true;
       const TimedAgain timed = while_room_.timed();
-      return nn::recompute(origin_);
+      return with_history(nn::recompute(origin_), origin_);
     }
     try {
       return logits_.take();
@@ -233,7 +233,7 @@ at::Tensor cross_entropy_autograd(const at::Tensor& input, const at::Tensor& tar
   // The derivative by the others is torch's, and torch.func sees no graph inside of a node.
   if (!is_known(input) || !is_known_target(target) || !is_known(weight) ||
       needs_grad(target, weight) ||
-      (!of_rows && input.key_set().has(c10::DispatchKey::FuncTorchGradWrapper))) {
+      (!of_rows && is_wrapped(input))) {
     return torch_cross_entropy(input, target, weight, reduction, ignore_index, label_smoothing,
                                in_float32, recompute);
   }

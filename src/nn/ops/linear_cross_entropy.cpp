@@ -353,7 +353,7 @@ bool is_known_form(const at::Tensor& input, const at::Tensor& weight, const Mayb
                    const at::Tensor& target, const MaybeTensor& class_weight) {
   const bool are_dense = is_known(input) && is_known(weight) && is_known(bias) &&
                          is_known(class_weight) && target.scalar_type() == at::kLong &&
-                         !input.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+                         !is_wrapped(input);
   return are_dense && input.dim() == 2 && weight.dim() == 2 && target.dim() == 1 &&
          target.sym_size(0) == input.sym_size(0) && input.sym_numel() > 0 &&
          weight.sym_numel() > 0 && (!is_given(bias) || bias->dim() == 1) &&

@@ -82,7 +82,7 @@ inline void check_normalized_shape(const at::Tensor& input, at::IntArrayRef shap
   const auto is_float32 = [](const MaybeTensor& tensor) {
     return !is_given(tensor) || tensor->scalar_type() == at::kFloat;
   };
-  return input.is_cuda() && !is_traced(input) && !at::GradMode::is_enabled() &&
+  return input.is_cuda() && !is_traced(input) && !is_wrapped(input) &&
          input.scalar_type() != at::kDouble && is_float32(weight) && is_float32(bias) &&
          (type == at::kFloat || type == at::kHalf || type == at::kBFloat16);
 }
