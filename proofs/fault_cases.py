@@ -413,9 +413,11 @@ def layer(
     output = shape[0] if isinstance(shape, tuple) else shape
     cotangent = nn_cases.cotangent_of(output.detach(), layout)
     del shape, output
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    generator = generators[device != "cpu"]
 
     def start() -> None:
-        torch.default_generator.manual_seed(4)  # torch.manual_seed takes milliseconds
+        generator.manual_seed(4)  # torch.manual_seed takes milliseconds
         for buffer, before in buffers:
             buffer.copy_(before)
 

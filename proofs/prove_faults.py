@@ -113,6 +113,8 @@ class Sweep:
         self.allocations = counting.allocations
         self._held = held_by_tensors(device)
         self._changes_nothing = before == made.leaves()
+        if device != "cpu" and any(self._call(FOR_GOOD, 1)[1] for _ in range(3)):
+            raise NotImplementedError("without a failure its bits are others each time")
 
     def run(self, places: Sequence[int], counts: Sequence[int] = COUNTS) -> Swept:
         swept = Swept()
@@ -141,7 +143,7 @@ class Sweep:
         ended_next, wrong = self._call(FOR_GOOD, 1)
         wrong += [ended_next] if ended_next else []
         problems += [f"the next call: {each}" for each in wrong]
-        if not problems and held_by_tensors(self._device) != self._held:
+        if not problems and not self._holds_as_much():
             problems.append("the next call leaves other bytes")
         if problems:
             how = "on" if count == FOR_GOOD else f"and {count - 1} more"
@@ -151,6 +153,14 @@ class Sweep:
             swept.served += 1
         else:
             swept.refused += 1
+
+    def _holds_as_much(self) -> bool:
+        """As after a call without failures. Threads of gloo let go of what they reduced later."""
+        end = time.monotonic() + 1
+        while held_by_tensors(self._device) != self._held:
+            if time.monotonic() > end:
+                return False
+        return True
 
     def _call(self, at: int, count: int) -> tuple[str | None, list[str]]:
         """How the call ended: None for a result; and what is wrong with that."""
@@ -207,6 +217,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.device == "cpu":
         brim.install_cpu_allocator()
+    torch.backends.cudnn.enabled = False  # chooses by free memory, and so rounds in other ways
 
     kinds: dict[str, list[tuple[str, Make]]] = defaultdict(list)
     for kind, name, make in calls(arguments.device):
