@@ -131,19 +131,19 @@ class Sweep:
         problems += changes(self._process, state_of_process())
         if ended is not None or self._changes_nothing:
             problems += changes(before, made.leaves())
-        now = held_by_tensors(self._device)
         if ended is None:
-            left = now - self._held
+            wanted = self._held
         else:
-            left = now - (self._begin if made.puts_back else max(self._begin, self._held))
-        if left > 0 or (left < 0 and (made.puts_back or ended is None)):
+            wanted = self._begin if made.puts_back else max(self._begin, self._held)
+        left = self._held_beyond(wanted, may_be_less=ended is not None and not made.puts_back)
+        if left:
             problems.append(f"{left} bytes left")
         if fakes():
             problems.append("fake tensors left")
         ended_next, wrong = self._call(FOR_GOOD, 1)
         wrong += [ended_next] if ended_next else []
         problems += [f"the next call: {each}" for each in wrong]
-        if not problems and not self._holds_as_much():
+        if not problems and self._held_beyond(self._held):
             problems.append("the next call leaves other bytes")
         if problems:
             how = "on" if count == FOR_GOOD else f"and {count - 1} more"
@@ -154,13 +154,15 @@ class Sweep:
         else:
             swept.refused += 1
 
-    def _holds_as_much(self) -> bool:
-        """As after a call without failures. Threads of gloo let go of what they reduced later."""
+    def _held_beyond(self, wanted: int, *, may_be_less: bool = False) -> int:
+        """Bytes that stay, for a second: threads of autograd and gloo let go of tensors later."""
         end = time.monotonic() + 1
-        while held_by_tensors(self._device) != self._held:
+        while True:
+            left = held_by_tensors(self._device) - wanted
+            if left == 0 or (left < 0 and may_be_less):
+                return 0
             if time.monotonic() > end:
-                return False
-        return True
+                return left
 
     def _call(self, at: int, count: int) -> tuple[str | None, list[str]]:
         """How the call ended: None for a result; and what is wrong with that."""
