@@ -16,6 +16,8 @@ import torch
 import brim
 from brim import _C
 
+from .test_threads_and_forks import in_child
+
 MIB = 1 << 20
 
 
@@ -526,7 +528,7 @@ def test_uncaught_errors_are_explained_on_request(tmp_path: Path) -> None:
     assert "cause: real need" in ran.stderr
 
 
-def test_graphs_are_left_alone_while_another_thread_runs_backward() -> None:
+def test_graphs_are_left_alone_where_another_thread_runs_backward() -> None:
     """It frees what they saved, and writes gradients, without a lock: the process would crash."""
     layer = torch.nn.Linear(4, 4)
     layer(torch.ones(2, 4)).sum().backward()
@@ -543,9 +545,14 @@ def test_graphs_are_left_alone_while_another_thread_runs_backward() -> None:
     thread = threading.Thread(target=lambda: hidden.sum().backward())
     thread.start()
     reached.wait()
-    try:
+
+    def are_left_alone() -> None:
         assert _C.uses_of_weights(tensors) == 0
         assert _C.gradients_of(weights) == []
+
+    try:
+        are_left_alone()
+        in_child(are_left_alone)  # where the other thread will never end what it began
     finally:
         go_on.set()
         thread.join()
