@@ -84,6 +84,45 @@ def test_gradients_further_out(recompute: Any) -> None:
         torch.testing.assert_close(a, b)
 
 
+# torch's Hardsigmoid has no second derivative.
+@pytest.mark.parametrize("case", [each for each in ALL if each.layer != "Hardsigmoid"], ids=str)
+def test_a_gradient_that_depends_on_what_comes_later_in_an_outer_graph(case: Case) -> None:
+    """Nothing that the layer reads is of the outer graph, only the gradient that it is handed."""
+    ours, torchs = pair(case, torch.float64)
+    results = []
+    for layer in (ours, torchs):
+        layer.requires_grad_(requires_grad=False)
+        layer.train(layer.training and not case.layer.startswith("BatchNorm"))
+        x = case.input(torch.float64)
+        torch.manual_seed(0)
+        factor = torch.rand_like(layer(x)).requires_grad_()
+
+        def loss(x: torch.Tensor, layer: nn.Module = layer, factor: Any = factor) -> Any:
+            torch.manual_seed(1)
+            return (layer(x) * factor).square().sum()
+
+        inner = grad(loss)(x)
+        assert inner.requires_grad
+        results.append([inner, *torch.autograd.grad(inner.square().sum(), factor)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@NO_BATCHING_RULE
+@pytest.mark.parametrize("case", [each for each in ONE_OF_EACH if "Pool" in each.layer], ids=str)
+def test_vectorized_hessian(case: Case) -> None:
+    """By torch's older vmap, which knows fewer operators."""
+    results = []
+    for layer in pair(case, torch.float32):
+        x = case.input(torch.float32)[:1, :2]
+
+        def loss(x: torch.Tensor, layer: nn.Module = layer) -> torch.Tensor:
+            return layer(x).pow(3).sum()
+
+        results.append(torch.autograd.functional.hessian(loss, x, vectorize=True))
+    torch.testing.assert_close(*results)
+
+
 @NO_BATCHING_RULE
 @TORCH_LOADS
 @pytest.mark.parametrize("frozen", [False, True])

@@ -369,3 +369,20 @@ def test_recompute_with_units_of_fsdp_under_hooks_says_what_to_do() -> None:
         loss = net(torch.randn(5, 8)).sum()
     with pytest.raises(RuntimeError, match="FSDP has freed those of another unit: put a layer"):
         loss.backward()
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "ConvTranspose1d"])
+def test_the_gradient_of_a_bias_alone_under_autocast(name: str) -> None:
+    """torch's kernels for bfloat16 give the weight's gradient too, in another shape."""
+    torch.manual_seed(0)
+    layer = getattr(nn, name)(4, 8, 3)
+    x = torch.randn(3, 4, *(6,) * (layer.weight.dim() - 2))
+    ours = copy.deepcopy(layer)
+    brim.convert(ours)
+    found = []
+    for each in (layer, ours):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = each(x.requires_grad_()).float().square().sum()
+        found.append(torch.autograd.grad(loss, [each.bias, x]))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -50,8 +50,10 @@ SavingNode* producer_of(const at::Tensor& made) {
 }  // namespace
 
 at::Tensor without_history(const at::Tensor& tensor) {
-  if (!is_traced(tensor) && !is_wrapped(tensor)) {
-    return tensor.variable_data();  // the same without the dispatcher, which takes a microsecond
+  if (!is_traced(tensor)) {
+    // Without the dispatcher, which takes a microsecond. Of torch.func.grad's tensors the graph of
+    // that level alone: an operator below autograd would be below that of outer levels, too.
+    return tensor.variable_data();
   }
   const BelowAutograd below;
   return at::alias(tensor);

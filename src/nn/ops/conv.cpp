@@ -175,6 +175,9 @@ class ConvNode final : public ProductLayerNode {
         symbolic(options.stride), symbolic(options.padding), symbolic(options.dilation),
         options.transposed, symbolic(options.output_padding), options.groups,
         {task_should_compute_output(0), asked_for_weight, task_should_compute_output(2)});
+    if (!asked_for_weight) {
+      result[1].reset();  // some of torch's kernels give it all the same
+    }
   }
 
   static at::Tensor bias_grad(const at::Tensor& grad) {

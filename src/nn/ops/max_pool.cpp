@@ -81,7 +81,9 @@ at::Tensor indices_of(const at::Tensor& offsets, SymIntArrayRef input_sizes,
 
 /// The last dimensions, which are pooled, as one.
 at::Tensor as_planes(const at::Tensor& tensor, std::size_t dims) {
-  return tensor.flatten(-static_cast<std::int64_t>(dims));
+  c10::SymDimVector sizes(tensor.sym_sizes().slice(0, tensor.dim() - dims));
+  sizes.push_back(c10::multiply_integers(tensor.sym_sizes().slice(tensor.dim() - dims)));
+  return tensor.reshape_symint(sizes);  // which vmap knows, unlike flatten
 }
 
 // -- Operators: see max_pool_kernels.h -----------------------------------------------------------
