@@ -32,6 +32,10 @@ def check(adaptive, *args, least, fails=True):
 
 Run = Callable[[str], None]
 
+pytestmark = pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes what it limits"
+)
+
 
 def _limited_cgroup(limit: int) -> pathlib.Path | None:
     """A new memory cgroup of so many bytes, where this process may make one."""

@@ -57,7 +57,8 @@ using torch::autograd::variable_list;
   return tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
 }
 
-/// The same as is_traced, but for a rehearsal, in which strides and memory are those of the real tensor.
+/// The same as is_traced, but for a rehearsal, in which strides and memory are those of the real
+/// tensor.
 [[nodiscard]] inline bool is_traced_by_others(const at::Tensor& input) {
   return is_traced(input) && !is_rehearsed(input);
 }

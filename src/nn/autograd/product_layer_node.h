@@ -78,8 +78,8 @@ class ProductLayerNode : public OutputHoldingNode {
     if (!output.defined()) {
       // As at forward: below autocast, which has done its casts there.
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-      output = run_again(input_.lend(), in_type([this] { return weight_.lend(); }),
-                         maybe(bias_.lend()));
+      output =
+          run_again(input_.lend(), in_type([this] { return weight_.lend(); }), maybe(bias_.lend()));
       if (askers_ > 1 && !is_for_loss_) {  // a single one holds it itself
         again_.set(output);
       }

@@ -89,8 +89,8 @@ at::Tensor Kept::unpack_saved() const {
   return in_block_->value->get();
 }
 
-/// A block holds tensors without their place. Not in unpack(): what is held for a whole backward may
-/// be lent without gradients first, and taken with them then.
+/// A block holds tensors without their place. Not in unpack(): what is held for a whole backward
+/// may be lent without gradients first, and taken with them then.
 at::Tensor Kept::in_graph(const at::Tensor& unpacked) const {
   return in_block_ == nullptr ? unpacked : with_history(unpacked, in_block_->edge);
 }

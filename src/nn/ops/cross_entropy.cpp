@@ -232,8 +232,7 @@ at::Tensor cross_entropy_autograd(const at::Tensor& input, const at::Tensor& tar
   const bool of_rows = is_of_rows(input, target, weight, label_smoothing);
   // The derivative by the others is torch's, and torch.func sees no graph inside of a node.
   if (!is_known(input) || !is_known_target(target) || !is_known(weight) ||
-      needs_grad(target, weight) ||
-      (!of_rows && is_wrapped(input))) {
+      needs_grad(target, weight) || (!of_rows && is_wrapped(input))) {
     return torch_cross_entropy(input, target, weight, reduction, ignore_index, label_smoothing,
                                in_float32, recompute);
   }
