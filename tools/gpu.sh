@@ -18,6 +18,9 @@ sanitize() {
   ./dev build || return
   build=build/$("$BRIM_PYTHON" -c 'import torch; print(torch.__version__.split("+")[0])')
   for tool in memcheck racecheck; do
+    # racecheck crashes in kernels of cuDNN and cuBLAS, also where it looks at none of ours.
+    [[ $tool == memcheck ]] ||
+      tests+=' and not Conv and not conv and not bottleneck and not net and not given_again_as'
     # One process, or each would wait for the others. torch's kernels are not looked into, and tests
     # of bytes are left out: under the tool torch's own layers keep others.
     PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH} compute-sanitizer --tool "$tool" \
