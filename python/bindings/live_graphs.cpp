@@ -34,6 +34,10 @@ bool runs_backward(PyFrameObject* frame) {
   return PyUnicode_CompareWithASCIIString(name, "_engine_run_backward") == 0;
 }
 
+py::object frame_or_none(PyFrameObject* frame) {
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(frame));
+}
+
 // Of this process since it was forked.
 bool was_forked_in_backward = false;
 
@@ -41,21 +45,20 @@ bool another_thread_is_in_backward() {
   if (was_forked_in_backward) {
     return true;
   }
-  const py::object current(new_reference(PyObject_CallNoArgs(PySys_GetObject("_current_frames"))));
-  PyObject* thread = nullptr;
-  PyObject* innermost = nullptr;
-  Py_ssize_t place = 0;
-  while (PyDict_Next(current.ptr(), &place, &thread, &innermost) != 0) {
-    if (PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident()) {
+  // Not sys._current_frames(): from Python 3.13 on it waits for a lock that whoever forks holds.
+  PyThreadState* const here = PyThreadState_Get();
+  PyThreadState* thread = PyInterpreterState_ThreadHead(PyThreadState_GetInterpreter(here));
+  for (; thread != nullptr; thread = PyThreadState_Next(thread)) {
+    if (thread == here) {
       continue;
     }
-    auto frame = py::reinterpret_borrow<py::object>(innermost);
+    auto frame = frame_or_none(PyThreadState_GetFrame(thread));
     while (frame) {
-      auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
-      if (runs_backward(here)) {
+      auto* const each = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      if (runs_backward(each)) {
         return true;
       }
-      frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
+      frame = frame_or_none(PyFrame_GetBack(each));
     }
   }
   return false;
