@@ -33,18 +33,17 @@ class Need::Device {
                              [](std::int32_t event) { return event >= 0; }));
       return;
     }
-    for (std::size_t i = trace_.older; i < left_.size(); ++i) {
-      const Trace::Request& request = trace_.requests[i];
+    std::ranges::transform(trace_.requests, left_.begin(), [&](const Trace::Request& request) {
       const auto found = request.freed ? blocks.end() : blocks.find(request.address);
-      if (found != blocks.end() && now.block(found->second).requested == request.bytes) {
-        left_[i] = found->second;
-      }
-    }
+      return found != blocks.end() && now.block(found->second).requested == request.bytes
+                 ? found->second
+                 : kNothing;
+    });
     held_ = left_;
     // A library's workspace is freed at once, and may be refused where one was before.
     for (std::size_t e = 0; trace_.tolerates_refusal && e + 1 < trace_.events.size(); ++e) {
       const std::int32_t event = trace_.events[e];
-      if (event >= 0 && trace_.events[e + 1] == ~event) {
+      if (trace_.events[e + 1] == ~event) {  // nothing is freed and then made: `event` makes it
         optional_[index_of(event)] = true;
       }
     }

@@ -95,10 +95,10 @@ void SizeSearch::record(const Attempt& attempt) {
   // Most parts of a range repeat a size that still fits. The first may be of another kind than
   // those that are remembered.
   const bool settled =
-      fits_ > 1 && finished_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
+      fits_ > 1 && best_ == next_ && attempt.fitted() && attempt.size() == next_ && attempt.peak &&
       static_cast<double>(*attempt.peak) <= usable() &&
       static_cast<double>(available_) <= search::kClearly * static_cast<double>(chosen_for_);
-  if (settled && best_ == next_) {
+  if (settled) {
     return;
   }
   update_bounds();
@@ -134,15 +134,16 @@ void SizeSearch::add(const Attempt& attempt, bool remembered) {
 }
 
 bool SizeSearch::bounds(const Attempt& attempt) const {
-  const std::int64_t bytes = attempt.need().value_or(-1);
+  const bool has_bytes = attempt.need().has_value();
+  const std::int64_t bytes = attempt.need().value_or(0);
   const bool comparable = attempt.available && available_ >= 0;
   const auto now = static_cast<double>(available_);
   const auto then = static_cast<double>(attempt.available.value_or(0));
   // One without bytes (a kernel's size limit, memory of another device), or a failure that had all
   // the bytes but not in one piece, counts until clearly more or less memory is available.
-  const bool explained = bytes >= 0 && (attempt.fitted() || static_cast<double>(bytes) > then);
+  const bool explained = has_bytes && (attempt.fitted() || static_cast<double>(bytes) > then);
   const double same = explained ? search::kSameBytes : search::kClearly;
-  if (attempt.fitted() && bytes >= 0 && static_cast<double>(bytes) <= room()) {
+  if (attempt.fitted() && has_bytes && static_cast<double>(bytes) <= room()) {
     return true;
   }
   if (attempt.fitted() && attempt.remembered && available_ >= 0 && is_trusted() &&
@@ -154,8 +155,8 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
     const bool replaces = options_.start != Start::probe;
     const double with_left =
         now + (replaces ? std::max(static_cast<double>(attempt.left), 0.0) : 0.0);
-    const bool holds = comparable ? with_left * same >= then : bytes < 0;
-    return holds || (!attempt.remembered && (bytes < 0 || available_ < 0 || bytes <= available_));
+    const bool holds = comparable ? with_left * same >= then : !has_bytes;
+    return holds || (!attempt.remembered && (!has_bytes || available_ < 0 || bytes <= available_));
   }
   if (doubtful(attempt)) {
     // Memory that was short for a moment (another thread, a test) must not keep sizes small for
@@ -164,7 +165,7 @@ bool SizeSearch::bounds(const Attempt& attempt) const {
                         fits_in_a_row_ >= search::kFitsToLift;
     return !attempt.remembered && !lifted;
   }
-  const bool no_more = comparable ? now <= then * same : bytes < 0;
+  const bool no_more = comparable ? now <= then * same : !has_bytes;
   return !attempt.remembered || no_more || (available_ >= 0 && bytes > available_);
 }
 

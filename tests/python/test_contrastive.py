@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -17,9 +19,12 @@ from .microbatches_cases import gradients
 transformers = pytest.importorskip("transformers")
 
 
-def close(found: Any, expected: Any) -> bool:
+def close(found: Any, expected: Any, relative: float = 0) -> bool:
+    def near(a: Any, b: Any) -> bool:
+        return (a - b).abs().max() <= 1e-12 + relative * b.abs().max()
+
     return all(
-        (a is None and b is None) or (a is not None and b is not None and a.allclose(b, 0, 1e-12))
+        (a is None and b is None) or (a is not None and b is not None and near(a, b))
         for a, b in zip(found, expected, strict=True)
     )
 
@@ -82,12 +87,14 @@ def test_sentence_transformers(dropout: float) -> None:
     found = step(columns)
     if dropout == 0:
         here = gradients(model)
-        for other in (plain, cached):
+        # Its cached losses computed in float32 before version 6.2, also those of double.
+        doubles = Version(importlib.metadata.version("sentence-transformers")) >= Version("6.2")
+        for other, relative in ((plain, 0), (cached, 0 if doubles else 2e-7)):
             model.zero_grad()
             loss = other(columns_of(columns), None)
             loss.backward()
             assert found.allclose(loss.detach(), 0, 1e-13)
-            assert close(here, gradients(model))
+            assert close(here, gradients(model), relative)
     else:  # the gradient of the loss, not of another draw: as a difference of losses shows
         torch.manual_seed(1)
         model.zero_grad()
