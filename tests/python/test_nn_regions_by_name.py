@@ -180,7 +180,7 @@ def test_what_does_not_fit_gets_torchs_functions() -> None:
     assert graph.find_nodes(op="call_function", target=F.relu6)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*torch.jit.*deprecated")
 def test_compiled_and_traced_programs_have_torchs_functions() -> None:
     model, _ = converted()
     model.eval()
