@@ -127,10 +127,12 @@ class TotalSearch {
  private:
   BatchNeed learn(std::span<const std::int64_t> samples, const Terms& terms) {
     const BatchNeed need = known_[terms] = search_.measure(samples);
-    error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
     most_held_ = std::max(most_held_, need.peak);
     least_ = std::min(least_, need.peak);
-    if (!need.out_of_memory) {
+    if (need.out_of_memory) {
+      ran_out_ = true;
+    } else {
+      error_ = std::max(error_, need.peak / bound_.at(terms) - 1);
       bound_.add(terms, need.peak);
     }
     return need;
@@ -180,30 +182,51 @@ class TotalSearch {
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, std::ranges::greater(),
                              [&](std::size_t batch) { return needs[batch]; });
-    order.resize(std::min<std::size_t>(order.size(), nearly ? 4 : 1));
+    const auto highest_few = std::min<std::size_t>(order.size(), nearly ? 4 : 1);
+    order.resize(highest_few);
+    if (ran_out_) {  // why is not known: perhaps since there is much of one term
+      add_extremes(trial, order);
+    }
     std::erase_if(order, [&](std::size_t b) { return known_.contains(terms_of(trial.shapes[b])); });
     if (!order.empty() && near_ < kMostMeasured) {
       bool out_of_memory = false;
       double highest = 0.0;
       for (const std::size_t batch : order) {
         const BatchNeed need = learn(trial.batches[batch], terms_of(trial.shapes[batch]));
-        out_of_memory |= need.out_of_memory;
         highest = std::max(highest, need.peak);
+        out_of_memory = need.out_of_memory;
+        if (out_of_memory) {
+          break;  // the others will not be made
+        }
       }
       // Far below the limit, or where the need does not grow, one batch of each total is enough: a
       // high floor (an optimizer's step) makes bounds high, and only larger totals lower them.
       const bool is_flat = highest <= kFlat * least_;
       const double growth = std::min(kGrowth, kAim * limit / highest);
-      if (!out_of_memory && (kGrowth * highest <= limit || (is_flat && growth >= kWorthGrowing))) {
-        return std::min(whole(growth * static_cast<double>(total)), everything_);
+      const std::int64_t next = std::min(whole(growth * static_cast<double>(total)), everything_);
+      if (!out_of_memory && next < bad_ &&
+          (kGrowth * highest <= limit || (is_flat && growth >= kWorthGrowing))) {
+        return next;
       }
-      near_ += order.size();
+      near_ += std::min(order.size(), highest_few);
       if (!out_of_memory) {
         return total;
       }
       most = std::max(most, 1.1 * limit);
     }
     return most <= limit ? larger(total, most, nearly) : smaller(total, most);
+  }
+
+  /// The batches that have the most of a term.
+  static void add_extremes(const TrialBatches& trial, std::vector<std::size_t>& order) {
+    for (std::size_t term = 1; term < Terms().size(); ++term) {
+      const auto most = std::ranges::max_element(
+          trial.shapes, {}, [&](const BatchShape& shape) { return terms_of(shape)[term]; });
+      const auto batch = static_cast<std::size_t>(most - trial.shapes.begin());
+      if (most != trial.shapes.end() && std::ranges::find(order, batch) == order.end()) {
+        order.push_back(batch);
+      }
+    }
   }
 
   [[nodiscard]] std::vector<double> bounds_of(const TrialBatches& trial) const {
@@ -285,7 +308,8 @@ class TotalSearch {
   const FitSearch& search_;
   NeedBound bound_;
   std::map<Terms, BatchNeed> known_;
-  double error_ = 0.0;      // by how much a batch needed more than its bound
+  bool ran_out_ = false;    // a batch did
+  double error_ = 0.0;      // by how much a batch that fitted needed more than its bound
   double most_held_ = 0.0;  // bytes
   std::int64_t everything_ = 0;
   std::int64_t good_ = 0;  // the largest total within the limit

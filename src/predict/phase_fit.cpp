@@ -222,20 +222,23 @@ PhaseFit Fitter::best() {
 }
 
 /// A phase of one term that reaches the bound, and of those the one that is least above what was
-/// measured elsewhere.
+/// measured elsewhere. Larger shapes that fitted are left out: there shapes do not tell the need,
+/// and only a constant would be near both, at which nothing fits.
 Phase phase_through(const MemorySample& bound, std::span<const MemorySample> measured,
                     SizeKind kind) {
   const auto at_bound = shape_terms(bound.n, bound.length, kind);
   Phase best;
   double least = std::numeric_limits<double>::infinity();
-  for (std::size_t j = 0; j < 3; ++j) {
+  for (std::size_t j = 3; j-- > 0;) {
     Phase phase(term_count(kind));
     // One part in 1e12 more, so that rounding does not leave it below.
     phase[j] = bound.peak * (1 + 1e-12) / at_bound[j];
     double over = 0;
     for (const MemorySample& sample : measured) {
-      const auto terms = shape_terms(sample.n, sample.length, kind);
-      over = std::max(over, phase[j] * terms[j] / sample.peak);
+      if (sample.n < bound.n || sample.length < bound.length) {
+        const auto terms = shape_terms(sample.n, sample.length, kind);
+        over = std::max(over, phase[j] * terms[j] / sample.peak);
+      }
     }
     if (over < least) {
       least = over;
