@@ -3,7 +3,8 @@
 A mutant is one small change: `<` for `<=`, `+` for `-`, a condition turned round, a statement left
 out. All of them are built at once into a copy of the library and of its C++ tests, in
 `build/mutants`, and switched on one at a time. A mutant counts as noticed ("killed") if a test
-fails, crashes or does not end. Those that the C++ tests let live are tried with Python tests.
+fails, crashes or does not end. Those that the C++ tests let live are tried with Python tests,
+unless they are known to be the same as the original.
 
 A mutant that lives shows a missing test, or cannot be told from the original. The latter are in
 `same_mutants.txt`, with why; the others are wrong here.
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -294,8 +296,9 @@ def pytest(name: str) -> Run:
 class Tests:
     """What can notice a mutant, and which mutants it reaches."""
 
-    def __init__(self, python: bool, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, python: bool, pool: ThreadPoolExecutor, same: Collection[str]) -> None:
         names = [each for programs in PROGRAMS.values() for each in programs]
+        self._same = same
         self._runs = {program: sharded(program) for program in names}
         every = [run for runs in self._runs.values() for run in runs]
         files = sorted({each for files in PYTHON_TESTS.values() for each in files if python})
@@ -321,7 +324,8 @@ class Tests:
             for run in self._runs[program]:
                 if mutant.number in run.reached and not run.passes(mutant.number):
                     return program
-        for name in PYTHON_TESTS[mutant.module] if self._python else ():
+        tries_python = self._python and mutant.key not in self._same
+        for name in PYTHON_TESTS[mutant.module] if tries_python else ():
             run = self._python[name]
             if mutant.number in run.reached and not run.passes(mutant.number):
                 return f"test_{name}.py"
@@ -360,7 +364,8 @@ def main() -> None:
     print(f"seed {options.seed}, {options.count} mutants; building", flush=True)
     found = build(options.jobs)
     pool = ThreadPoolExecutor(options.jobs)
-    tests = Tests(not options.no_python, pool)
+    same = judged()
+    tests = Tests(not options.no_python, pool, same)
     found = [each for each in found if each.number in tests.compiled]
     print(
         f"  {len(found)} mutants, {sum(map(tests.reaches, found))} reached by C++ tests", flush=True
@@ -371,7 +376,6 @@ def main() -> None:
         wanted = [each for each in found if f"{each.path}:{each.place}".startswith(options.only)]
         chosen = random.Random(options.seed).sample(wanted, min(options.count, len(wanted)))
 
-    same = judged()
     tally = Tally("Mutants of need, adapt and memory: cases that tests must notice")
     for module in PROGRAMS:
         mine = sorted(each for each in chosen if each.module == module)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -25,11 +26,10 @@ std::string read_text(const fs::path& file) {
   if (descriptor < 0) {
     return {};
   }
-  std::string text(kLargestFile, '\0');
+  std::array<char, kLargestFile> text{};
   const ssize_t length = read(descriptor, text.data(), text.size());
   close(descriptor);
-  text.resize(length > 0 ? static_cast<std::size_t>(length) : 0);
-  return text;
+  return {text.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0))};
 }
 
 std::optional<std::int64_t> number_at(std::string_view text) {

@@ -254,7 +254,7 @@ void throw_refusal(c10::Device device, std::int64_t bytes, std::int64_t in_use,
 
 OomCause classify_message(std::string_view message, OomKind otherwise) noexcept {
   OomCause cause = recognise(message);
-  if (!cause && otherwise != none) {
+  if (!cause) {
     cause.kind = otherwise;
     if (otherwise == host_memory) {
       cause.device = kCpu;

@@ -199,6 +199,8 @@ double Need::share_known() const {
   return all > 0 ? known / all : 0;
 }
 
+bool Need::is_mostly_known() const { return known_ > search::kMostlyKnown; }
+
 /// What failed attempts have left, and by how much they needed more than was expected.
 void Need::learn_from_failures(std::span<const Attempt> attempts, const Left& left) {
   int fits = 0;  // since the attempt
@@ -307,9 +309,8 @@ std::optional<Need> Need::of_fits(std::span<const Attempt> attempts, const InUse
     return std::nullopt;
   }
   const Need need(*newest, attempts, in_use, available);
-  return traced != nullptr && need.known() < search::kMostlyKnown
-             ? Need(*traced, attempts, in_use, available)
-             : need;
+  return traced != nullptr && !need.is_mostly_known() ? Need(*traced, attempts, in_use, available)
+                                                      : need;
 }
 
 std::optional<Need> Need::of_failure(const Attempt& failure, std::span<const Attempt> attempts,

@@ -54,6 +54,7 @@ class BRIM_API Need {
   [[nodiscard]] double size() const { return size_; }
   /// The share of its bytes whose growth is known.
   [[nodiscard]] double known() const { return known_; }
+  [[nodiscard]] bool is_mostly_known() const;
   /// Whether requests were recorded, and not only a peak.
   [[nodiscard]] bool recorded() const { return recorded_; }
   /// Whether nothing was: the trace is of fake tensors.

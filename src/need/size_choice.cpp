@@ -160,7 +160,7 @@ std::optional<std::int64_t> SizeSearch::known_choice(std::int64_t high) {
     return std::nullopt;
   }
   const std::int64_t size = std::max(lattice(options_).floor(last->size()), options_.lower);
-  const bool known = need->known() > search::kMostlyKnown;
+  const bool known = need->is_mostly_known();
   if (need->known() == 0 && !options_.cautious && foreseen_.empty() &&
       std::ranges::all_of(known_, &Attempt::fitted)) {
     return std::nullopt;  // a single size that nothing has failed beside says little about others
@@ -243,7 +243,7 @@ std::int64_t SizeSearch::first_choice(std::int64_t high) {
 /// do not tell, or have been wrong.
 std::int64_t SizeSearch::expected_choice(std::int64_t high) const {
   const bool is_known = !foreseen_.empty() && is_trusted() && available_ >= 0 &&
-                        (need_->foreseen() || need_->known() > search::kMostlyKnown) &&
+                        (need_->foreseen() || need_->is_mostly_known()) &&
                         missed_ < search::kMostUnforeseen;
   return is_known ? lattice(options_).floor(largest_expected(*need_, high, Need::kSquare)) : 0;
 }
@@ -254,7 +254,7 @@ std::int64_t SizeSearch::traced_choice(std::int64_t high) {
   const std::int64_t guess =
       stalls_ < 2 && need_ != nullptr ? largest_expected(*need_, high, Need::kSquare) : 0;
   if (guess >= options_.lower) {
-    if (need_->known() > search::kMostlyKnown) {
+    if (need_->is_mostly_known()) {
       expected_need_ = detail::whole_bytes(need_->upper(static_cast<double>(guess)));
     }
     return std::max(guess, lattice(options_).above(best_));
@@ -347,7 +347,7 @@ std::int64_t SizeSearch::probe_choice(std::int64_t high) {
                      : clamp(static_cast<double>(options_.upper) / search::kProbeShare,
                              options_.lower, high);
   }
-  const bool known = need != nullptr && need->recorded() && need->known() > search::kMostlyKnown;
+  const bool known = need != nullptr && need->recorded() && need->is_mostly_known();
   double target = 2.0 * static_cast<double>(best_);
   if (need != nullptr) {
     const double most = known ? static_cast<double>(high) : search::kProbeGrowth * need->size();

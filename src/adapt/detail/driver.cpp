@@ -318,9 +318,7 @@ Failure release_error(std::exception_ptr error) {
   if (!cause) {
     std::rethrow_exception(std::move(error));
   }
-  Failure failure = make_failure(cause, error_text(error));
-  error = nullptr;  // the last reference
-  return failure;
+  return make_failure(cause, error_text(error));
 }
 
 void release_failed_backward() {

@@ -523,6 +523,37 @@ TEST(Agreement, RangesOfDifferentLengthAreCoveredOnce) {
   }
 }
 
+TEST(Agreement, StepsOfARangeGrowTogetherUntilTheySettle) {
+  ThreadRanks all(2);
+  std::vector<std::int64_t> longest(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    Rank rank(all, number);
+    auto& own = longest[static_cast<std::size_t>(number)];
+    range(
+        0, 100, 16, [&](std::int64_t begin, std::int64_t end) { own = std::max(own, end - begin); },
+        rank.options());
+  });
+  EXPECT_EQ(text_of(errors[0]), "no error");
+  EXPECT_EQ(text_of(errors[1]), "no error");
+  EXPECT_EQ(longest, (std::vector<std::int64_t>{16, 16}));
+}
+
+TEST(Agreement, AnErrorInAPartIsToldToAllRanksWithItsStep) {
+  ThreadRanks all(2);
+  const auto errors = all.run([&](std::int64_t number) {
+    Rank rank(all, number);
+    const auto part = [&](std::int64_t begin, std::int64_t) {
+      if (number == 1 && begin > 0) {
+        throw std::logic_error("no such file");
+      }
+    };
+    range(0, 100, 4, part, rank.options());
+  });
+  EXPECT_EQ(text_of(errors[1]), "no such file");
+  EXPECT_CONTAINS(text_of(errors[0]), "RankError: rank 1 failed with batch size = ");
+  EXPECT_CONTAINS(text_of(errors[0]), ": no such file");
+}
+
 TEST(Agreement, OfALongRangeOnlyTheEndIsExchangedOnceSettled) {
   ThreadRanks all(2);
   std::vector<int> after(3);

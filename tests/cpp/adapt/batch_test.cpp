@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <brim/adapt/adapt.h>
 #include <brim/adapt/size_memory.h>
+#include <brim/memory/host_memory.h>
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -335,7 +336,8 @@ TEST(Batch, AFailureInsideBackwardLeavesNothingBehind) {
       weight.mutable_grad() = at::Tensor();
       EXPECT_EQ(held_now(), before) << "at call " << calls << ", failing at " << failing;
       in_backward = false;
-      const at::Tensor loss = weight.mul(weight).exp().mul(2).sum();
+      // While one branch fails, the engine still holds the other, which it has not run yet.
+      const at::Tensor loss = weight.mul(weight).exp().add(weight.mul(2).exp()).sum();
       in_backward = true;
       loss.backward();
       in_backward = false;
@@ -344,6 +346,22 @@ TEST(Batch, AFailureInsideBackwardLeavesNothingBehind) {
     weight.mutable_grad() = at::Tensor();
   }
   EXPECT_GE(failed_in_backward, 3);
+}
+
+TEST(Batch, IsRefusedWhatTheMachineDoesNotHaveUnlessItHasNoHostLimit) {
+  install_cpu_allocator();
+  for (const bool limited : {true, false}) {
+    std::string refusal;
+    const auto work = [&](std::int64_t) {
+      try {
+        tensor_of(2 * read_host_memory().physical_total);
+      } catch (const c10::Error& error) {
+        refusal = error.what_without_backtrace();
+      }
+    };
+    batch(1, work, {.host_limit = limited});
+    EXPECT_EQ(refusal.find("that the machine and its cgroups have") != std::string::npos, limited);
+  }
 }
 
 // ---------------------------------------------------------------- random numbers

@@ -217,6 +217,7 @@ TEST_F(JointLossTest, RanksHaveTheGradientsOfAllTheirBatches) {
     std::vector<Towers> models(2);
     std::vector<at::Tensor> losses(2);
     std::vector<std::int64_t> sizes(2);
+    std::vector<std::vector<Attempt>> attempts(2);
     const auto errors = ranks.run([&](std::int64_t rank) {
       const auto i = static_cast<std::size_t>(rank);
       models[i].copy_from(towers);
@@ -233,7 +234,7 @@ TEST_F(JointLossTest, RanksHaveTheGradientsOfAllTheirBatches) {
               },
               [&](const at::Tensor& x) { return models[i].b(x); }),
           {.size = 2,
-           .adapt = {.ranks = &agreement},
+           .adapt = {.ranks = &agreement, .attempts = &attempts[i]},
            .parameters = models[i].parameters(),
            .sum_over_ranks = sums.of(rank)});
       const std::int64_t begin = rank == 0 ? 0 : 6;  // 6 items and 4
@@ -246,6 +247,10 @@ TEST_F(JointLossTest, RanksHaveTheGradientsOfAllTheirBatches) {
         std::rethrow_exception(errors[i]);
       }
       EXPECT_EQ(sizes[i], fails_at == 0 ? 2 : 1) << fails_at;
+      std::erase_if(attempts[i], [](const Attempt& each) { return !each.fitted(); });
+      // Rank 0 stops where the outputs are put together if rank 1 failed in one of its two parts
+      // before: no fit. What fails later fails after it.
+      EXPECT_EQ(attempts[i].size(), i == 0 && fails_at > 2 ? 2U : 1U) << fails_at;
       EXPECT_TRUE(losses[i].allclose(whole));
       EXPECT_TRUE(models[i].gradients().allclose(expected, 1e-11)) << fails_at;
     }

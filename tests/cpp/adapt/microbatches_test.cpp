@@ -105,6 +105,19 @@ TEST_F(MicrobatchesTest, PartsThatCountForThemselvesOneOfThemNothing) {
   EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12));
 }
 
+TEST_F(MicrobatchesTest, ASumCountsWhatItIsDividedBy) {
+  const at::Tensor mask = at::tensor({1, 1, 0, 1, 0, 0, 1, 1, 1, 0}, at::kDouble);
+  const auto loss = [&](std::int64_t begin, std::int64_t end) {
+    const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, end - begin); };
+    return (squares(part(data.x), part(data.y)) * part(mask)).sum() / part(mask).sum();
+  };
+  const at::Tensor whole = loss(0, 10);
+  const at::Tensor gradients = expected(whole);
+  Microbatches step(loss, {.size = 4});
+  EXPECT_TRUE(step(10).allclose(whole, 1e-12));
+  EXPECT_TRUE(model.gradients().allclose(gradients, 1e-12));
+}
+
 /// Labels that are ignored and weights of classes; the first part has no label.
 struct Labels {
   at::Tensor of = at::arange(10).remainder(3);
@@ -156,7 +169,18 @@ TEST_F(MicrobatchesTest, ALossThatHasNoPartsIsRefused) {
   const auto decay = [&](const at::Tensor& x, const at::Tensor& y) {
     return squares(x, y).sum() + model.weights[0].square().sum();
   };
+  const auto root_in_backward = [&](const at::Tensor& x, const at::Tensor& y) {
+    const at::Tensor value = mean(x, y);
+    return value.detach() + value.sqrt() - value.sqrt().detach();
+  };
+  const auto root_of_two_or_more = [&](const at::Tensor& x, const at::Tensor& y) {
+    TORCH_CHECK(x.size(0) > 1, "one item has no neighbour");
+    return root(x, y);
+  };
   EXPECT_NE(refusal(root, Reduction::mean).find("does not follow"), std::string::npos);
+  EXPECT_NE(refusal(root_in_backward, Reduction::mean).find("does not follow"), std::string::npos);
+  EXPECT_NE(refusal(root_of_two_or_more, Reduction::mean).find("does not follow"),
+            std::string::npos);
   EXPECT_NE(refusal(decay, Reduction::sum).find("does not follow"), std::string::npos);
   EXPECT_NE(refusal(sum, Reduction::mean).find("returns a sum"), std::string::npos);
   EXPECT_NE(refusal(mean, Reduction::sum).find("returns a mean"), std::string::npos);

@@ -113,6 +113,19 @@ TEST(Range, ASecondRangeStartsAtTheSizeThatTheFirstFound) {
   }
 }
 
+TEST(Range, TheFirstPartIsRecordedEvenIfTheSizeIsKnown) {
+  SizeMemory memory;
+  std::vector<Attempt> attempts;
+  for (int call = 0; call < 2; ++call) {
+    attempts.clear();
+    const auto part = [](std::int64_t begin, std::int64_t end) { tensor_of(100 * (end - begin)); };
+    range(0, 1000, 100, part, {.memory = &memory, .attempts = &attempts});
+  }
+  EXPECT_EQ(attempts.front().size(), 100) << "it is known";
+  EXPECT_NE(attempts.front().trace, nullptr);
+  EXPECT_EQ(attempts.back().trace, nullptr) << "one is enough";
+}
+
 TEST(Range, StepsOfHalvingAreThoseOfToma) {
   std::vector<std::int64_t> sizes;
   range(0, 100, 32,

@@ -34,6 +34,28 @@ TEST(SavedState, ValuesAndGradientsComeBack) {
   EXPECT_FALSE(tensor.grad().defined());
 }
 
+TEST(SavedState, ATensorOfOtherShapeStridesOrPlaceInItsMemoryIsAsBefore) {
+  using Change = void (*)(at::Tensor&);
+  for (const Change change : {Change([](at::Tensor& each) { each.unsqueeze_(0); }),
+                              Change([](at::Tensor& each) { each.t_(); }),
+                              Change([](at::Tensor& each) { each.as_strided_({1, 2}, {2, 1}, 0); }),
+                              Change([](at::Tensor& each) { each.as_strided_({2, 2}, {2, 1}, 1); }),
+                              Change([](at::Tensor& each) { each.set_(at::ones({2, 2})); })}) {
+    const at::Tensor memory = at::zeros({5});
+    at::Tensor tensor = memory.as_strided({2, 2}, {2, 1}, 0);
+    SavedState state;
+    state.add_values(tensor);
+    change(tensor);
+    tensor.fill_(7);
+    state.put_back();
+    EXPECT_EQ(tensor.sizes(), (std::vector<std::int64_t>{2, 2}));
+    EXPECT_EQ(tensor.strides(), (std::vector<std::int64_t>{2, 1}));
+    EXPECT_EQ(tensor.storage_offset(), 0);
+    EXPECT_TRUE(tensor.is_alias_of(memory));
+    EXPECT_TRUE(tensor.equal(at::zeros({2, 2})));
+  }
+}
+
 TEST(SavedState, AGradientThatWasThereKeepsItsTensor) {
   at::Tensor tensor = at::zeros({3});
   const at::Tensor gradient = at::ones({3});

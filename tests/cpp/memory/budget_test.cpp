@@ -88,7 +88,7 @@ TEST_F(Budgets, TheMessageTellsAskedInUseAndAllowed) {
   const at::Tensor mine = tensor_of(3000);
   const Budget budget(base_ + 5000, at::kCPU);
   const std::string message = tests::message_of<c10::OutOfMemoryError>([] { tensor_of(4096); });
-  EXPECT_CONTAINS(message, "Tried to allocate 4.00 KiB (4096 bytes)");
+  EXPECT_CONTAINS(message, "CPU out of memory. Tried to allocate 4.00 KiB (4096 bytes) with ");
   EXPECT_CONTAINS(message, "(" + std::to_string(base_ + 3000) + " bytes) in use");
   EXPECT_CONTAINS(message, "(" + std::to_string(base_ + 5000) + " bytes) allowed by the budget");
 }

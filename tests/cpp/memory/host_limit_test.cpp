@@ -1,9 +1,11 @@
+#include <brim/memory/cpu.h>
 #include <brim/memory/host_limit.h>
 #include <brim/memory/host_memory.h>
 #include <brim/memory/stats.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -37,6 +39,7 @@ TEST(HostLimit, RefusesWhatTheMachineDoesNotHave) {
 }
 
 TEST(HostLimit, HoldsWhileItIsOpenAndOnItsThreadOnly) {
+  install_cpu_allocator();  // torch's own refuses with another error
   EXPECT_FALSE(host_refuses());
   {
     const HostLimit limit(HostLimit::State::open);
@@ -66,6 +69,16 @@ TEST(HostLimit, ARefusedRequestTakesNothing) {
   const std::int64_t before = memory_stats(c10::DeviceType::CPU).allocated;
   EXPECT_TRUE(host_refuses());
   EXPECT_EQ(memory_stats(c10::DeviceType::CPU).allocated, before);
+}
+
+TEST(HostLimitDeathTest, HoldsInAProcessThatHasUsedNothingElseOfBrim) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process
+  const auto refuses = [] {
+    const HostLimit limit(HostLimit::State::open);
+    return host_refuses();
+  };
+  EXPECT_EXIT(std::_Exit(refuses() ? 0 : 1), ::testing::ExitedWithCode(0), "");
+  EXPECT_TRUE(refuses()) << "nor does it matter if there was something else";
 }
 
 }  // namespace

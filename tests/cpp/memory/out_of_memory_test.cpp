@@ -445,8 +445,8 @@ TEST(Classify, ReadsTheDeviceIndex) {
   EXPECT_EQ(device("GPU 15 has a total capacity of 8.00 GiB"), c10::Device(at::kCUDA, 15));
   for (const char* text :
        {"", "GPU has a total capacity of 8.00 GiB", "GPU 999 has a total capacity of 8.00 GiB",
-        "GPU -1 has a total capacity of 8.00 GiB", "GPU one has a total capacity",
-        "It has a total capacity of 8.00 GiB"}) {
+        "GPU -1 has a total capacity of 8.00 GiB", "GPU -2 has a total capacity",
+        "GPU one has a total capacity", "It has a total capacity of 8.00 GiB"}) {
     EXPECT_EQ(device(text), c10::Device(at::kCUDA)) << text;
   }
 }

@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "need/need.h"
+#include "tensors.h"
 
 namespace brim {
 namespace {
@@ -87,6 +90,17 @@ TEST(ForeseenTrace, TheFirstSizeComesFromItAndItIsNeitherAFitNorAFailure) {
   EXPECT_FALSE(search.finished());
 }
 
+TEST(ForeseenTrace, OneTracedSizeIsEnoughForAFirstSize) {
+  const std::int64_t available = 40'000;
+  TraceSearch traces({.kind = AllocatorKind::exact}, 1, 1000);
+  traces.record(1000, traced(1000), 1, 50 + available);
+  SizeSearch search({.upper = 1000, .circumstances = {.available = available}});
+  search.remember(traces.traced());
+  const std::int64_t largest = (available - 2 * kGradient) / kActivation;
+  EXPECT_GE(search.next(), largest - largest / 20);
+  EXPECT_LE(search.next(), largest + largest / 20);
+}
+
 TEST(ForeseenTrace, AFailureRaisesItAndAFitTakesOver) {
   const std::int64_t available = 40'000;
   SizeSearch search({.upper = 1000, .circumstances = {.available = available}});
@@ -134,6 +148,39 @@ TEST(ForeseenTrace, WhatARunFreesFirstMakesRoomForWhatItMakesBefore) {
   const auto in_use = [](std::int64_t address) { return address == 2 || address == 3; };
   const auto need = Need::of_fits(attempts, in_use, available - 2 * kGradient);
   EXPECT_EQ(need->upper(370), kActivation * 370 + kTemporary - kGradient);
+}
+
+/// The same with so many times the bytes, and with what it leaves elsewhere.
+Attempt scaled(Attempt attempt, std::int64_t times, std::span<const std::int64_t> addresses) {
+  Trace trace = *attempt.trace;
+  for (Trace::Request& request : trace.requests) {
+    request.bytes *= times;
+    if (!request.freed && !trace.foreseen) {
+      request.address = addresses.front();
+      addresses = addresses.subspan(1);
+    }
+  }
+  *attempt.peak *= times;
+  *attempt.available *= times;
+  attempt.trace = std::make_shared<const Trace>(trace);
+  return attempt;
+}
+
+TEST(ForeseenTrace, OnADeviceWhatARunFreesFirstMakesRoomToo) {
+  constexpr std::int64_t kUnit = 2 * tests::kMiB;  // a block is a segment of its own
+  const std::int64_t available = 40'000;
+  AllocatorModel device({.capacity = available * kUnit});
+  const std::int64_t gradient = device.block(*device.allocate(kGradient * kUnit)).address;
+  const std::int64_t state = device.block(*device.allocate(kGradient * kUnit)).address;
+  std::vector<Attempt> attempts = foreseen(available);
+  attempts.push_back(run(300, available));
+  for (Attempt& attempt : attempts) {
+    attempt = scaled(attempt, kUnit, std::vector{gradient, state});
+  }
+  const auto in_use = [](std::int64_t) { return true; };
+  const auto need = Need::of_fits(attempts, in_use);
+  EXPECT_TRUE(need->fits(380, device)) << "beside the state, and a new gradient in the old one";
+  EXPECT_FALSE(need->fits(381, device));
 }
 
 TEST(ForeseenTrace, WhatWasHeldBeforeAndIsFreedMakesRoom) {

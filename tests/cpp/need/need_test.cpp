@@ -279,6 +279,15 @@ TEST(Need, PeaksBoundASumOfWhatGrowsWithASquareAtMost) {
   }
 }
 
+TEST(Need, PeaksGrowAsTheNearestSmallerOneShowsWhateverCameFirst) {
+  // Another kernel serves the smallest size: what it shows of larger ones is too little.
+  const Attempt far = peak_of(2, 600);
+  const Attempt near = peak_of(8, 800);
+  const Attempt newest = peak_of(10, 1000);
+  EXPECT_EQ(need_of({far, near, newest}).upper(20, Need::kInProportion), 2000);
+  EXPECT_EQ(need_of({near, far, newest}).upper(20, Need::kInProportion), 2000);
+}
+
 TEST(Need, WhatAnUnrecordedFailureHeldIsNotWhatItsSizeNeeds) {
   const Attempt failed{
       .values = {20}, .outcome = OomKind::device_memory, .peak = 100, .requested = 1000};
@@ -416,6 +425,25 @@ TEST(Need, FitsAnAllocatorWhereTheProgramDoes) {
   }
   EXPECT_GT(fitting, kCases / 5);
   EXPECT_LT(fitting, kCases * 4 / 5);
+}
+
+TEST(Need, AWorkspaceThatTheWorkCanDoWithoutNeedNotFit) {
+  const auto need = [](bool tolerates_refusal) {
+    std::vector<AllocationEvent> log;
+    if (tolerates_refusal) {
+      log.push_back({.bytes = 4000 * kMiB, .operation = 0, .name = 1, .path = 1, .refused = true});
+    }
+    log.push_back({.address = 1, .bytes = 1000 * kMiB, .operation = 0, .name = 1, .path = 1});
+    log.push_back({.address = 1, .bytes = 1000 * kMiB, .freed = true});
+    log.push_back({.address = 2, .bytes = 500 * kMiB, .operation = 1, .name = 2, .path = 2});
+    log.push_back({.address = 3, .bytes = 100 * kMiB, .operation = 2, .name = 3, .path = 3});
+    log.push_back({.address = 2, .bytes = 500 * kMiB, .freed = true});
+    log.push_back({.address = 3, .bytes = 100 * kMiB, .freed = true});
+    return need_of({{.values = {10}, .peak = 1000 * kMiB, .trace = trace_of(log)}});
+  };
+  EXPECT_TRUE(need(true).fits(10, AllocatorModel({.capacity = 600 * kMiB})));
+  EXPECT_FALSE(need(true).fits(10, AllocatorModel({.capacity = 500 * kMiB})));
+  EXPECT_FALSE(need(false).fits(10, AllocatorModel({.capacity = 600 * kMiB})));
 }
 
 TEST(RequestGrowth, LowerBoundHoldsForRequestsOfEveryKind) {

@@ -160,6 +160,65 @@ TEST(Probing, SettledStaysAtItsSize) {
   EXPECT_EQ(search.best(), settled);
 }
 
+TEST(Probing, ARememberedFailureThatWasNotForeseenIsApproachedByHalves) {
+  const Curve need = [](std::int64_t s) { return s * kMiB; };
+  SizeSearch search(
+      {.start = Start::probe, .upper = 10'000, .circumstances = {.available = 1000 * kMiB}});
+  search.remember({.values = {800},
+                   .outcome = outcome(false),
+                   .peak = 100 * kMiB,
+                   .requested = 950 * kMiB,
+                   .available = 1000 * kMiB,
+                   .expected = 800 * kMiB});
+  search.remember(attempt(need, 400, 1000 * kMiB));
+  search.remember(attempt(need, 500, 1000 * kMiB));
+  EXPECT_GT(search.next(), 500);
+  EXPECT_LE(search.next(), 650) << "the need says 799, as it did before 800 failed";
+}
+
+TEST(Probing, ARememberedFailureThatTheNeedExplainsDoesNotHoldItBack) {
+  const Curve need = [](std::int64_t s) { return s * kMiB; };
+  SizeSearch search(
+      {.start = Start::probe, .upper = 10'000, .circumstances = {.available = 1000 * kMiB}});
+  for (const std::int64_t size : {1200, 400, 500}) {
+    search.remember(attempt(need, size, 1000 * kMiB));
+  }
+  EXPECT_GE(search.next(), 950);
+  EXPECT_LE(search.next(), 1000);
+  EXPECT_EQ(search.expected(), need(search.next())) << "if it fails, that was not foreseen";
+}
+
+TEST(Probing, AFailureThatItsBytesDoNotExplainIsRetriedOnceAfterSomeFits) {
+  SizeSearch search({.start = Start::probe, .upper = 1000});
+  const auto record = [&](bool fitted, int times) {
+    for (int i = 0; i < times; ++i) {
+      search.record({.values = {search.next()},
+                     .outcome = outcome(fitted),
+                     .peak = fitted ? search.next() * kMiB / 10 : 0,
+                     .requested = 1,
+                     .available = 1000 * kMiB});
+    }
+  };
+  record(true, 1);
+  record(false, 1);
+  ASSERT_TRUE(search.smallest_failure());
+  record(true, 2);
+  EXPECT_TRUE(search.smallest_failure());
+  record(true, 1);
+  EXPECT_FALSE(search.smallest_failure());
+  record(false, 1);
+  record(true, 9);
+  EXPECT_TRUE(search.smallest_failure()) << "it is the size, after all";
+}
+
+TEST(Probing, WithNothingAvailableItBeginsWithTheSmallestSize) {
+  const Curve need = [](std::int64_t s) { return s * kMiB; };
+  SizeSearch search({.start = Start::probe, .upper = 6400, .circumstances = {.available = 0}});
+  search.remember(attempt(need, 100, 1000 * kMiB));
+  search.remember(attempt(need, 200, 1000 * kMiB));
+  EXPECT_EQ(search.next(), 1);
+}
+
 TEST(Probing, LeavesTinySizes) {
   // From 1 the cautious prediction is 1.4: without a step on trial it would stay at a tenth of what
   // fits.

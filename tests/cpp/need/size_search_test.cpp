@@ -439,6 +439,12 @@ TEST(SizeSearch, RememberedFitsStartAtThePredictedMaximum) {
   EXPECT_LE(search.next(), 900);
 }
 
+TEST(SizeSearch, ARememberedFailureThatTheNeedExplainsDoesNotHoldItBack) {
+  const SizeSearch search = with_memory(100'000, 1000 * kMiB, 1000 * kMiB, {1200, 400, 500});
+  EXPECT_GE(search.next(), 880);
+  EXPECT_LE(search.next(), 900);
+}
+
 TEST(SizeSearch, MoreMemoryLiftsARememberedFailure) {
   SizeSearch search =
       with_memory(100'000, 1000 * kMiB, 2000 * kMiB, {100'000, 1000, 880, 800, 600});
@@ -478,6 +484,47 @@ TEST(SizeSearch, RememberedSizesWithoutBytesAreWhereItStarts) {
     search.record(failure(250));
     EXPECT_LT(search.next(), 250);  // what happens now outweighs it
   }
+}
+
+TEST(SizeSearch, ARememberedFailureAloneIsFollowedByTheNextSizeOfTheStrategy) {
+  const auto next = [](Strategy strategy) {
+    SizeSearch search({.strategy = strategy, .upper = 1000, .lower = 300});
+    search.remember(failure(800));
+    return search.next();
+  };
+  EXPECT_EQ(next(Strategy::halving), 400);
+  EXPECT_EQ(next(Strategy::bisect), (299 + 799) / 2);
+}
+
+TEST(SizeSearch, ARememberedFailureOfWhichNothingIsKnownIsABound) {
+  SizeSearch search({.upper = 1000, .circumstances = {.available = 1000}});
+  search.remember(failure(500));
+  EXPECT_EQ(search.smallest_failure(), 500);
+}
+
+TEST(SizeSearch, ARememberedFitIsNoBoundIfItsBytesAreMoreThanAreAvailable) {
+  const auto best = [](std::int64_t available) {
+    SizeSearch search({.upper = 1000, .circumstances = {.available = available}});
+    search.remember({.values = {600}, .peak = 2000});
+    return search.best();
+  };
+  EXPECT_EQ(best(1999), std::nullopt);
+  EXPECT_EQ(best(2000), 600);
+}
+
+TEST(SizeSearch, ARememberedFitWithoutBytesIsABoundUntilClearlyLessIsAvailable) {
+  const auto best = [](std::int64_t available) {
+    SizeSearch search({.upper = 1000, .circumstances = {.available = available}});
+    search.remember({.values = {600}, .available = 1000});
+    return search.best();
+  };
+  EXPECT_EQ(best(950), 600);
+  EXPECT_EQ(best(500), std::nullopt);
+}
+
+TEST(SizeSearch, WhereNothingIsExpectedToFitItBeginsWithTheLastFitAndNotWithTheSmallestSize) {
+  // Calls need 100 MiB whatever their size: if 50 MiB suffice, this one is of another kind.
+  EXPECT_EQ(with_memory(100'000, 1000 * kMiB, 50 * kMiB, {800, 880}).next(), 880);
 }
 
 TEST(SizeSearch, RememberedFactsOfOtherAvailableBytesNeverPreventTheExactMaximum) {
