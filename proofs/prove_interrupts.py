@@ -2,7 +2,7 @@
 
     python proofs/prove_interrupts.py [--seconds 600] [--case audit] [--seed 1]
 
-The calls are those of tests/python/interrupt_cases.py. A KeyboardInterrupt is raised before each
+The calls are those of tests/python/interrupt_cases*.py. A KeyboardInterrupt is raised before each
 line of brim that a call runs (its first two runs there), one call per line. After each, what the
 process has on, open or pushed is compared with before, the model's modules and values too; then
 the same call must give the right result, and no memory may stay held. With --seconds, lines are
@@ -71,12 +71,22 @@ def plant_a_fault() -> None:
     BatchSamplerBase._settle = leaves_on  # type: ignore[method-assign]
 
 
+def cases() -> dict[str, Any]:
+    """The calls by their names."""
+    from tests.python import (  # noqa: F401  add theirs
+        interrupt_cases_integrations,
+        interrupt_cases_ranks,
+        interrupt_cases_tools,
+    )
+    from tests.python.interrupt_cases import CASES
+
+    return CASES
+
+
 @functools.cache
 def made(name: str) -> tuple[Any, Any]:
     """The case, and what a call of it returns; what is alive then is no garbage."""
-    from tests.python.interrupt_cases import CASES
-
-    case = CASES[name]()
+    case = cases()[name]()
     case.call()
     expected = case.result(case.call())
     gc.collect()
@@ -152,9 +162,7 @@ def main() -> None:
     parser.add_argument("--plant", action="store_true", help="a fault, which must be found")
     given = parser.parse_args()
 
-    from tests.python.interrupt_cases import CASES
-
-    names = [name for name in CASES if given.case in name]
+    names = [name for name in cases() if given.case in name]
     tally = Tally("Ctrl-C at every line of public calls")
     print(f"seed {given.seed}, {len(names)} calls")
     ends = time.monotonic() + (given.seconds or float("inf"))

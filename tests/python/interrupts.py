@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import dis
 import gc
+import logging
+import os
 import random
 import signal
 import sys
@@ -26,7 +29,7 @@ from brim.nn.saving import hooks_in_force
 
 BRIM = str(Path(brim.__file__).resolve().parent)
 HERE = Path(__file__).resolve().parent
-TESTS = (str(HERE / "test_"), str(HERE / "interrupt_cases.py"))
+TESTS = (str(HERE / "test_"), str(HERE / "interrupt_cases"))
 # Where torch takes and returns what brim uses: where brim calls it, an interrupt is brim's matter.
 OTHERS = tuple(
     str(Path(each))
@@ -61,6 +64,7 @@ class Interrupt:
     def __init__(self, at: int = 0) -> None:
         self.lines = 0
         self.critical: list[int] = []
+        self.place = ""  # where it was raised
         self._at = at
         self._seen: Counter[tuple[int, int]] = Counter()
 
@@ -93,7 +97,8 @@ class Interrupt:
                 if frame.f_code.co_name in CRITICAL:
                     self.critical.append(self.lines)
                 if self.lines == self._at:
-                    raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                    self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                    raise KeyboardInterrupt(self.place)
             elif frame.f_code.co_name in ("<listcomp>", "<genexpr>"):
                 frame.f_trace_lines = False  # it may go over all objects of the process
         return self._line
@@ -159,11 +164,40 @@ def state_of_process() -> dict[str, Any]:
         "the block that explains": _C.explained_block(),
         "garbage is collected": gc.isenabled(),
         "hook of errors": sys.excepthook,
-        "handler of Ctrl-C": signal.getsignal(signal.SIGINT),
+        "handlers of signals": [signal.getsignal(each) for each in signal.valid_signals()],
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "regions": _C.region_state(),
+        "streams": (id(sys.stdout), id(sys.stderr), id(sys.stdin)),
+        "arguments": list(sys.argv),
+        "path of imports": list(sys.path),
+        "files as modules": [id(sys.modules.get(name)) for name in ("__main__", "__brim_file__")],
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "filters of warnings": list(warnings.filters),
+        "variables": variables_that_are_on(),
+        "logs": [(each.level, each.disabled, list(each.handlers)) for each in _loggers()],
+        "pictures": pictures(),
     }
+
+
+def variables_that_are_on() -> dict[str, Any]:
+    context = contextvars.copy_context()
+    return {var.name: value for var, value in context.items() if "brim" in var.name and value}
+
+
+def _loggers() -> list[logging.Logger]:
+    return [logging.getLogger(name) for name in (None, "brim")]
+
+
+def pictures() -> Any:
+    """Matplotlib's settings and windows, if it is there."""
+    matplotlib = sys.modules.get("matplotlib")
+    if matplotlib is None:
+        return None
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    settings = dict(dict.items(matplotlib.rcParams))  # to look by name would import pyplot
+    return settings, pyplot and pyplot.get_fignums()
 
 
 def random_state() -> dict[str, Any]:
@@ -216,15 +250,15 @@ def lines_of(made: Case) -> tuple[Interrupt, Any]:
 def interrupted(case: Case, at: int) -> str:
     """Interrupts a call, and says where; checks what is left, and that the next call is right."""
     before = {**state_of_process(), **case.leaves()}
-    place = ""
+    interrupt, place = Interrupt(at), ""
     # Python drops what is raised in the callback of a weak reference. pytest would hold it.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with warnings.catch_warnings(), Interrupt(at):
+        with warnings.catch_warnings(), interrupt:
             warnings.filterwarnings("ignore", ".* was never entered")  # a budget, as it should
             case.call()
-    except KeyboardInterrupt as error:
-        place = str(error) or "somewhere"
+    except KeyboardInterrupt:
+        place = interrupt.place or "somewhere"
     finally:
         sys.unraisablehook = hook
     after = {**state_of_process(), **case.leaves()}

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "python" / "brim"
 # Lowest first, as in CONTRIBUTING.md. What stands on one floor does not import each other.
 FLOORS = [
     "_C _build_info",
-    "_torch_version _arguments _plots _progress _table _users_code _warn",
+    "_torch_version _arguments _plots _progress _table _users_code _warn _whole_file",
     "_state",
     "memory dist",
     "predict testing",

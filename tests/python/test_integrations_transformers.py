@@ -143,6 +143,25 @@ def test_a_batch_that_does_not_fit_is_split(run: Run, held: int) -> None:
     assert "training_step" not in vars(ours[0])
 
 
+def test_a_callback_that_was_interrupted_and_removed_runs_no_more(tmp_path: Path) -> None:
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    options = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
+    arguments = transformers.TrainingArguments(str(tmp_path), max_steps=1, **options)
+    callback = BrimCallback(size=4)
+    trainer = transformers.Trainer(
+        llama(num_hidden_layers=1), arguments, train_dataset=tokens(), callbacks=[callback, Stop()]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(Stop)
+    trainer.remove_callback(callback)
+    trainer.train()
+    assert "training_step" not in vars(trainer)
+
+
 @pytest.mark.slow
 def test_autocast_and_a_gradient_scaler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(

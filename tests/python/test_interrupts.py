@@ -14,12 +14,23 @@ import torch
 
 import brim
 
+from . import (  # noqa: F401  add theirs
+    interrupt_cases_integrations,
+    interrupt_cases_ranks,
+    interrupt_cases_tools,
+)
 from .interrupt_cases import CASES
 from .interrupts import interrupted, lines_of
 
-# A second per call and more.
-LONG = {"explain_a_decorated_call", "explain_a_function", "microbatches_that_foresee"}
-QUICK = [each for each in CASES if each not in LONG]
+# A second per call and more, or per import.
+LONG = {
+    *("explain_a_decorated_call", "explain_a_function", "microbatches_that_foresee"),
+    *("cli_info", "cli_plan", "cli_plan_with_a_picture", "cli_run_of_what_fails", "cli_probe"),
+    *("cli_audit", "cli_estimate", "cli_estimate_of_a_config", "cli_demo", "pages"),
+    *("page_of_an_explanation", "arrow_files", "streamed_dataset", "batches_of_graphs"),
+    *("lightning_steps", "lightning_finder", "transformers_trainer", "ranks_that_iterate"),
+}
+QUICK = [each for each in CASES if each not in LONG and not each.startswith("picture_")]
 
 # -- The test --------------------------------------------------------------------------------------
 

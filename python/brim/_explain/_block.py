@@ -21,6 +21,7 @@ from brim._explain._held import Held, held_on
 from brim._explain._remedies import Call, Replays
 from brim._progress import progress as bar
 from brim._warn import warn
+from brim._whole_file import write_whole
 from brim.memory import DeviceLike
 
 P = ParamSpec("P")
@@ -98,7 +99,8 @@ class Explaining(_C.ExplainingBlocks):
         else:
             print(f"\n{self.explanation}", file=sys.stderr)
         if self._html is not None:
-            Path(self._html).write_text(self.explanation.to_html(), encoding="utf-8")
+            page = self.explanation.to_html().encode()
+            write_whole(self._html, lambda out: out.write(page))
 
 
 @dataclass(frozen=True, eq=False)

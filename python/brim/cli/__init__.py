@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import torch
 
 import brim
+from brim._state.undoing import Undoing
 from brim.cli import audit, demo, estimate, info, plan, probe, run
-from brim.cli.arguments import files_may_be_loaded, in_one_line
+from brim.cli.arguments import in_one_line, put_program_back
 from brim.cli.result import Result, publish
 
 __all__ = ["main"]
@@ -89,11 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `brim`; None for those of the process.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a bar
     status = 0
     try:
-        with files_may_be_loaded():
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal may lack the characters of a bar
+        with Undoing() as undo:
+            put_program_back(undo)
             status = _run(arguments)
         sys.stdout.flush()  # here and not when the interpreter ends, which could only complain
         return status

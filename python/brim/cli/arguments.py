@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 import brim
 from brim import _C
 from brim._estimate._places import line_of
+from brim._state.undoing import Undoing
 
 
 def device(text: str) -> torch.device:
@@ -135,15 +136,11 @@ def check_call(function: Callable[..., Any], *args: object) -> None:
 _NAME = "__brim_file__"  # as `__main__` is of a program: it hides no other module
 
 
-@contextlib.contextmanager
-def files_may_be_loaded() -> Iterator[None]:
-    """Forget at the end what was loaded from a file, and where its neighbours were found."""
-    path = sys.path.copy()
-    try:
-        yield
-    finally:
-        sys.path[:] = path
-        sys.modules.pop(_NAME, None)
+def put_program_back(undo: Undoing) -> None:
+    """When the block ends, forget what was loaded from files, and the words of a program."""
+    undo.callback(functools.partial(setattr, sys, "argv", sys.argv))
+    undo.callback(functools.partial(sys.path.__setitem__, slice(None), sys.path.copy()))
+    undo.callback(functools.partial(sys.modules.pop, _NAME, None))
 
 
 def _load(path: Path) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 import brim
 from brim import data
 from brim._table import Part, Table
+from brim._whole_file import write_whole
 from brim.cli import arguments as types
 from brim.cli.lengths import lengths_file, name_of, read_lengths
 from brim.cli.result import Result, add_output_options
@@ -200,10 +201,11 @@ def _write(plan: data.Plan, path: Path) -> None:
 
     offsets, indices = plan.offsets.numpy(), plan.indices.numpy()
     if path.suffix.lower() == ".npz":
-        np.savez(path, offsets=offsets, indices=indices)
+        write_whole(path, lambda out: np.savez(out, offsets=offsets, indices=indices))
     elif path.suffix.lower() == ".npy":
         batches = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        np.save(path, np.stack([batches, indices], axis=1))
+        rows = np.stack([batches, indices], axis=1)
+        write_whole(path, lambda out: np.save(out, rows))
     else:
         try:
             import pyarrow as pa
@@ -211,7 +213,7 @@ def _write(plan: data.Plan, path: Path) -> None:
         except ImportError:
             raise ImportError("Parquet files need pyarrow: pip install 'brim[arrow]'") from None
         lists = pa.LargeListArray.from_arrays(offsets, indices)
-        pq.write_table(pa.table({"indices": lists}), path)
+        write_whole(path, lambda out: pq.write_table(pa.table({"indices": lists}), out))
 
 
 def _parts(report: brim.data.PlanReport, figures: dict[str, Any]) -> list[Part]:

@@ -7,10 +7,10 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from brim._table import Part
+from brim._whole_file import write_whole
 from brim.cli.arguments import output_file
 from brim.cli.screen import show
 
@@ -71,7 +71,8 @@ def publish(result: Result, arguments: argparse.Namespace) -> int:
         result.draw(picture)
         written["picture"] = picture
     if arguments.html and result.page:
-        Path(arguments.html).write_text(result.page(), encoding="utf-8")
+        page = result.page().encode()
+        write_whole(arguments.html, lambda out: out.write(page))
         written["page"] = arguments.html
     if arguments.json:
         print(json.dumps({**result.figures, **written}, indent=2))

@@ -44,12 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Run the program; the status is its own."""
+    """Run the program; the status is its own. The words of brim itself are put back by `main`."""
     told = brim.explain(device=arguments.device, html=arguments.page)
     program = arguments.program
     if not arguments.is_module and not Path(program).is_file():
         raise FileNotFoundError(f"there is no file {program}")
-    before = sys.argv, sys.path[0]
     sys.argv = [program, *arguments.rest]
     sys.path[0] = os.getcwd() if arguments.is_module else str(Path(program).resolve().parent)
     try:
@@ -67,8 +66,6 @@ def run(arguments: argparse.Namespace) -> Result:
         error.__traceback__ = _in_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         return Result([], {}, status=1)
-    finally:
-        sys.argv, sys.path[0] = before
     return Result([], {})
 
 

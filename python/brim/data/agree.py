@@ -60,7 +60,7 @@ _fits = Counter[str]()  # of this process
 def measured_together(ranks: Ranks, *, alone: bool) -> Iterator[_C.FitRanks | None]:
     """The ranks that measure together; None for one, or if nothing is measured (`alone`).
 
-    An error inside becomes a RankError on the others.
+    An error inside becomes a RankError on the others, and so does Ctrl-C.
     """
     group = None if alone else _group_of(ranks)
     if group is None:
@@ -68,12 +68,16 @@ def measured_together(ranks: Ranks, *, alone: bool) -> Iterator[_C.FitRanks | No
         return
     from brim.dist import _channel
 
-    _wait_for_all(group)
-    together = _C.FitRanks(_channel(group))
+    number, together = _fits["fit"], None
     try:
+        _wait_for_all(group)
+        together = _C.FitRanks(_channel(group))
         yield together
-    except Exception as error:
-        together.fail(f"{type(error).__name__}: {error}")
+        together.same("the end")  # until then an error here can be told to the others
+    except BaseException as error:
+        if _fits["fit"] > number:  # all have come, and wait for this one
+            together = together or _C.FitRanks(_channel(group))
+            together.fail(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -82,33 +86,38 @@ def _wait_for_all(group: Any) -> None:
     from brim.dist import _timeout
 
     store = _store_of(group)
+    # A rank that is interrupted here comes again with the same number: the others wait for that.
     number = _fits["fit"]
-    _fits["fit"] += 1
-    store.add(f"fit/{number}", 1)
+    places = [f"fit/{number}/{rank}" for rank in range(group.size())]
+    store.set(places[group.rank()], "there")
     begin = time.monotonic()
-    end, slow = begin + _timeout(group).total_seconds(), begin + _SLOW
+    end = begin + _timeout(group).total_seconds()
+    slow = min(begin + _SLOW, end)
     pause = 0.002
-    while (there := store.add(f"fit/{number}", 0)) < group.size():
-        advice = (
-            f"fit waits for the other ranks: {there} of {group.size()} have called it. All must, "
-            "with the same samples and options; pass rank=0 and world_size=1 to measure on one "
-            "rank alone"
-        )
+    while not store.check(places):
         now = time.monotonic()
-        if now > end:
-            raise _C.RankError(advice)
         if now > slow:
+            there = sum(store.check([place]) for place in places)
+            advice = (
+                f"fit waits for the other ranks: {there} of {group.size()} have called it. All "
+                "must, with the same samples and options; pass rank=0 and world_size=1 to measure "
+                "on one rank alone"
+            )
+            if now > end:
+                raise _C.RankError(advice)
             _logger.warning(advice)
             slow = end
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+    _fits["fit"] = number + 1
 
 
 @contextmanager
 def agreed_most(ranks: Any, what: str, options: str) -> Iterator[Callable[[int], int]]:
     """A function that returns the largest number that any of the ranks passes to it, in one call.
 
-    An error ahead of it becomes a RankError on the others. `what` and `options` must be the same.
+    An error ahead of it, or Ctrl-C, becomes a RankError on the others. `what` and `options` must be
+    the same.
     """
     from brim.dist import RankSetting, _channel
 
@@ -120,7 +129,7 @@ def agreed_most(ranks: Any, what: str, options: str) -> Iterator[Callable[[int],
     together.same(options)
     try:
         yield lambda number: -together.least(-number)
-    except Exception as error:
+    except BaseException as error:
         together.fail(f"{type(error).__name__}: {error}")
         raise
 

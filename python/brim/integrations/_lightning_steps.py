@@ -76,6 +76,10 @@ class AdaptiveStepsLogic:
         if stage == "fit":
             vars(trainer.fit_loop.epoch_loop.automatic_optimization).pop("_make_closure", None)
 
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same after an error or Ctrl-C, where Lightning calls no `teardown`."""
+        self.teardown(trainer, pl_module, "fit")
+
     # ---- a step ------------------------------------------------------------------------------
 
     def _make_closure(self, arguments: Mapping[str, Any], optimizer: Any, batch_idx: int) -> Any:

@@ -148,6 +148,10 @@ class _Step:
         self._inputs = self._num_items = None
 
     def __call__(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        if self._owner not in self._trainer.callback_handler.callbacks:
+            del self._trainer.training_step  # training ended in an error, without on_train_end
+            found: torch.Tensor = self._run(model, inputs, num_items_in_batch)
+            return found
         if self._model is not model or self._owner.step is None:
             self._model, self._owner.step = model, self._made_for(model)
             self._weights = self._weights_of(self._owner.step)

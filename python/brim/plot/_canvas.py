@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from brim import _C
+from brim._whole_file import write_whole
 
 # Okabe and Ito's colours, which differ for colour-blind people too. In grey they are dark, middle
 # and light; where two areas meet, they differ by a hatch as well.
@@ -52,8 +55,19 @@ def draw(where: Any, paint: Callable[[Any], None], size: tuple[float, float] = (
     figure = Figure(figsize=size, layout="constrained")
     paint(figure.subplots())
     if where is not None:
-        figure.savefig(where, dpi=150)
+        save(figure, where, 150)
     return figure
+
+
+def save(figure: Any, where: Any, dpi: int) -> None:
+    """Write a picture into a file, or into whatever else matplotlib can write to."""
+    if not isinstance(where, (str, PathLike)):
+        figure.savefig(where, dpi=dpi)
+        return
+    path = Path(where)
+    kind = path.suffix[1:] or figure.canvas.get_default_filetype()
+    path = path if path.suffix else path.with_suffix(f".{kind}")
+    write_whole(path, lambda out: figure.savefig(out, dpi=dpi, format=kind))
 
 
 def bytes_on(axis: Any) -> None:

@@ -84,6 +84,8 @@ def _why_no_picture() -> str:
 def _draw(done: list[Situation], path: str) -> None:
     from matplotlib.figure import Figure
 
+    from brim.plot._canvas import save
+
     figure = Figure(figsize=(14, 10), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.2, h_pad=0.2)
     titles = [title for title, _ in _SITUATIONS.values()]
@@ -91,4 +93,4 @@ def _draw(done: list[Situation], path: str) -> None:
         situation.paint(axes)
         named = f"{i + 1}. {titles[i]}"
         axes.set_title(f"{named}: {situation.caption}", loc="left", fontweight="bold")
-    figure.savefig(path, dpi=110)
+    save(figure, path, 110)
