@@ -65,8 +65,8 @@ def wrong_peaks(group: str) -> dict[str, tuple[str, ...]]:
         with brim.PeakMeter("cpu") as meter:
             step()
         error = predicted.peak / meter.peak - 1
-        # Their backward depends on whether an element is 0, and is estimated as if one were; that of
-        # maximum works in place from torch 2.15 on, other than for tensors that are fake.
+        # Their backward depends on whether an element is 0, and is estimated as if one were. That
+        # of maximum works in place from torch 2.15 on, other than for tensors that are fake.
         too_high = error >= 0 and name.startswith(("prod", "cumprod", "maximum"))
         unknown = [text for text in predicted.assumptions if "not known" in text]
         if unknown or (abs(error) > tolerance(name) and not too_high):
