@@ -94,7 +94,9 @@ def torchdata_nodes() -> Case:
 
 @needs("torch_geometric")
 def batches_of_graphs() -> Case:
-    from torch_geometric.data import Batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its import calls torch.jit.script
+        from torch_geometric.data import Batch
 
     from brim.integrations import pyg
 
