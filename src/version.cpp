@@ -45,7 +45,10 @@ void check_only_copy() {
               "Python package has its own in brim/lib)");
 }
 
-void set_waiter(Waiter waiter) noexcept { current_waiter.store(waiter); }
+void set_waiter(Waiter waiter, InterruptCheck check) noexcept {
+  current_waiter.store(waiter);
+  current_interrupt_check.store(check);
+}
 
 void run_waiting(void (*wait)(const void*), const void* context) {
   if (const Waiter waiter = current_waiter.load()) {

@@ -8,6 +8,13 @@
 namespace brim {
 
 inline constinit std::atomic<Waiter> current_waiter{nullptr};
+inline constinit std::atomic<InterruptCheck> current_interrupt_check{nullptr};
+
+inline void throw_if_interrupted() {
+  if (const InterruptCheck check = current_interrupt_check.load()) {
+    check();
+  }
+}
 
 /// Runs `wait`, which may block, in the Waiter that was set: without Python's GIL.
 template <class Wait>

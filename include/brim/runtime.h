@@ -18,8 +18,11 @@ BRIM_API void check_only_copy();
 /// Runs `wait(context)`, which may block for long. The Python package sets one that releases the
 /// GIL meanwhile.
 using Waiter = void (*)(void (*wait)(const void*), const void* context);
-/// Sets the waiter, for the whole process.
-BRIM_API void set_waiter(Waiter waiter) noexcept;
+/// Throws if whoever waits wants to stop, as by Ctrl-C. Asked where a wait is in vain that is
+/// stopped, and never after one that other ranks or threads count on.
+using InterruptCheck = void (*)();
+/// Sets both, for the whole process. Either may be null.
+BRIM_API void set_waiter(Waiter waiter, InterruptCheck check = nullptr) noexcept;
 
 /// Runs `wait(context)` through the waiter that was set, or directly.
 BRIM_API void run_waiting(void (*wait)(const void*), const void* context);

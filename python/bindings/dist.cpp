@@ -1,7 +1,10 @@
 #include <brim/adapt/agreement.h>
+#include <brim/adapt/detail/gradient_reduction.h>
 #include <brim/dist/group_channel.h>
+#include <brim/dist/sum_over.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -10,7 +13,7 @@
 #include <string>
 
 #include "bindings.h"
-#include "interpreter.h"
+#include "group_sum.h"
 
 namespace brim::python {
 namespace {
@@ -36,6 +39,13 @@ void register_dist(py::module_& m) {
       .def("close", &GroupChannel::close)
       .def_property_readonly("rank", &GroupChannel::rank)
       .def_property_readonly("ranks", &GroupChannel::ranks);
+  py::class_<GroupSum>(m, "GroupSum")
+      .def(py::init([](const py::object& group) {
+        return GroupSum{sum_over(shared<c10d::ProcessGroup>(group))};
+      }))
+      .def("__call__", [](const GroupSum& self, const py::object& tensor) {
+        self.add(THPVariable_Unpack(tensor.ptr()));
+      });
   py::class_<AgreementOptions>(m, "AgreementOptions")
       .def(py::init([](bool per_rank, const std::string& sync, const std::string& collectives) {
         const AgreementOptions options{
@@ -49,9 +59,11 @@ void register_dist(py::module_& m) {
   py::class_<Agreement, std::shared_ptr<Agreement>>(m, "Agreement")
       .def(py::init<std::shared_ptr<GroupChannel>, const AgreementOptions&, std::string>())
       .def("refuse_call", &Agreement::refuse_call)
-      .def("vote_with",
-           [](Agreement& self, const py::object& vote) {
-             self.vote_with([vote](bool done) { return invoke(vote, done).cast<bool>(); });
+      .def("end_with",
+           [](Agreement& self, const std::shared_ptr<detail::GradientReduction>& reduction,
+              const GroupSum& sum) {
+             self.end_with({.vote = [=](bool done) { return reduction->vote(done, sum.add); },
+                            .run = [=] { reduction->run(sum.add); }});
            })
       .def_property(
           "length", [](const Agreement& self) { return self.lengths.own; },

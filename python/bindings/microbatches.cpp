@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "group_sum.h"
 #include "interpreter.h"
 #include "python_error.h"
 #include "tensor_argument.h"
@@ -100,7 +101,7 @@ py::list list_of(const std::vector<at::Tensor>& tensors) {
 /// The functions of a pass whose loss needs all items, see detail::JointPass.
 /// @param more (take, put_back) of random states that are Python's
 /// @param buffers (names, tensors, those that may carry over)
-/// @param ranks (agreement, sum), or None
+/// @param ranks (agreement, GroupSum), or None
 py::object run_joint(detail::BatchPass& pass, const std::vector<std::int64_t>& items,
                      std::int64_t size, const py::object& encode, const py::object& loss,
                      const py::object& backward, const py::object& device, const py::tuple& more,
@@ -136,12 +137,10 @@ py::object run_joint(detail::BatchPass& pass, const std::vector<std::int64_t>& i
       .buffers = {.tensors = tensors_argument(buffers[1]),
                   .names = buffers[0].cast<std::vector<std::string>>()},
       .carried = tensors_argument(buffers[2])};
-  py::object add;
-  const auto sum = [&](const at::Tensor& tensor) { release(invoke(add, to_python(tensor))); };
   std::optional<detail::JointPass::Ranks> all;
   if (!ranks.is_none()) {
-    add = ranks.cast<py::tuple>()[1];
-    all = {.agreement = ranks.cast<py::tuple>()[0].cast<Agreement*>(), .sum = sum};
+    const auto both = ranks.cast<py::tuple>();
+    all = {.agreement = both[0].cast<Agreement*>(), .sum = both[1].cast<const GroupSum&>().add};
   }
   const at::Tensor value = detail::JointPass::run(pass, work, size, all ? &*all : nullptr);
   return value.defined() ? to_python(value) : py::object(py::none());
@@ -241,29 +240,23 @@ void register_microbatches(py::module_& m) {
       .def("count_always", &detail::BatchPass::count_always)
       .def_property_readonly("shape", &detail::BatchPass::shape)
       .def_property_readonly("count", &detail::BatchPass::count);
-  py::class_<detail::GradientReduction>(m, "GradientReduction")
+  py::class_<detail::GradientReduction, std::shared_ptr<detail::GradientReduction>>(
+      m, "GradientReduction")
       .def(py::init([](const std::string& reduction) {
-        return std::make_unique<detail::GradientReduction>(reduction_argument(reduction),
+        return std::make_shared<detail::GradientReduction>(reduction_argument(reduction),
                                                            std::vector<at::Tensor>());
       }))
       .def("name", [](detail::GradientReduction& self,
                       const py::sequence& parameters) { self.name(tensors_argument(parameters)); })
       .def_property_readonly("is_planned", &detail::GradientReduction::is_planned)
-      .def("vote",
-           [](detail::GradientReduction& self, bool ready, const py::object& sum) {
-             return self.vote(
-                 ready, [&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); });
-           })
       .def("prepare",
            [](detail::GradientReduction& self, const py::object& loss, double count, double shape) {
              self.prepare(THPVariable_Unpack(loss.ptr()), count, shape);
            })
       .def_property_readonly("total", &detail::GradientReduction::total)
       .def_property_readonly("shape", &detail::GradientReduction::shape)
-      .def("run", [](detail::GradientReduction& self, const py::object& sum) {
-        return to_python(
-            self.run([&](const at::Tensor& tensor) { release(invoke(sum, to_python(tensor))); }));
-      });
+      .def_property_readonly(
+          "loss", [](const detail::GradientReduction& self) { return to_python(self.loss()); });
 }
 
 }  // namespace brim::python

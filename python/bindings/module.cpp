@@ -19,14 +19,16 @@ void translate(std::exception_ptr error) {
   }
 }
 
-/// Waits without the GIL, and lets Ctrl-C end the wait's call.
 void wait_without_gil(void (*wait)(const void*), const void* context) {
   if (PyGILState_Check() == 0) {
     wait(context);
     return;
   }
   brim::python::without_gil([&] { wait(context); });
-  if (PyErr_CheckSignals() != 0) {
+}
+
+void throw_after_ctrl_c() {
+  if (PyGILState_Check() != 0 && PyErr_CheckSignals() != 0) {
     throw py::error_already_set();
   }
 }
@@ -71,7 +73,7 @@ PYBIND11_MODULE(_C, m) {
       "Pass in what the bindings call of Python.");
   brim::python::install_python_classifier();
   brim::python::register_rank_error(m);
-  brim::set_waiter(&wait_without_gil);
+  brim::set_waiter(&wait_without_gil, &throw_after_ctrl_c);
   brim::python::register_memory(m);
   brim::python::register_predict(m);
   brim::python::register_regions(m);

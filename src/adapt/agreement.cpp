@@ -42,12 +42,13 @@ std::int64_t Agreement::Lengths::cut(std::int64_t size) noexcept {
 bool Agreement::skips_a_call() noexcept {
   constexpr int kCalmCalls = 3;
   constexpr int kSkipped = 63;
-  const bool due = skipped_ == kSkipped && !vote_;
+  const bool votes = ending_.vote != nullptr;
+  const bool due = skipped_ == kSkipped && !votes;
   if (options_.sync != Sync::settled || calm_calls_ < kCalmCalls || due) {
     skipped_ = 0;
     return false;
   }
-  skipped_ += vote_ ? 0 : 1;
+  skipped_ += votes ? 0 : 1;
   return true;
 }
 

@@ -163,14 +163,10 @@ GroupChannel::GroupChannel(c10::intrusive_ptr<c10d::Backend> messages,
 GroupChannel::~GroupChannel() { close(); }
 
 void GroupChannel::close() noexcept {
-  try {
-    waiting([&] {
-      watcher_.reset();
-      messages_.reset();  // joins its threads
-    });
-  } catch (...) {
-    // Ctrl-C while it waited: the connections are closed all the same.
-  }
+  waiting([&] {
+    watcher_.reset();
+    messages_.reset();  // joins its threads
+  });
 }
 
 std::int64_t GroupChannel::rank() const { return rank_; }

@@ -109,7 +109,7 @@ def steps_of(**options: Any) -> Case:
 
         return call
 
-    return of_two_ranks(make, ends=True)
+    return of_two_ranks(make)
 
 
 @case

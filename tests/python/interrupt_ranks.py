@@ -142,45 +142,48 @@ class Pair:
             self._wrong.append("rank 1 waits for rank 0, which has ended")
 
 
-def of_two_ranks(make: Make, *, ends: bool = False) -> Case:
+class ThreadsAsProcesses:
+    """While cases are alive: agreements between processes count threads, and are quick."""
+
+    def __init__(self) -> None:
+        self._cases = 0
+        self._replaced = contextlib.ExitStack()
+
+    def begin(self) -> None:
+        self._cases += 1
+        if self._cases == 1:
+            for name, value in (
+                ("_SLOW", TIMEOUT.total_seconds()),
+                ("_PATIENCE", 0.02),  # with a rank that was interrupted
+                ("_compared", Counters()),
+                ("_fits", Counters()),
+            ):
+                self._replaced.enter_context(mock.patch.object(agree, name, value))
+
+    def end(self) -> None:
+        self._cases -= 1
+        if self._cases == 0:
+            self._replaced.close()
+
+
+threads_as_processes = ThreadsAsProcesses()
+
+
+def of_two_ranks(make: Make) -> Case:
     """A case whose call another rank makes too.
 
     Args:
         make: called with the process group and the rank; returns the call of that rank.
-        ends: rank 0 ends if it is interrupted. Without, it goes on.
     """
     wrong: list[str] = []
-    pairs = [Pair(make, wrong)]
-
-    def call() -> Any:
-        if not pairs:
-            pairs.append(Pair(make, wrong))
-            pairs[0]()
-        try:
-            return pairs[0]()
-        except KeyboardInterrupt:
-            if ends:
-                interrupted.append(pairs.pop())
-            raise
-
-    def leaves() -> dict[str, Any]:
-        while interrupted:
-            interrupted.pop().end()
-        return {"errors of rank 1": list(wrong)}
+    threads_as_processes.begin()
+    pair = Pair(make, wrong)
 
     def end() -> None:
-        while pairs:
-            pairs.pop().end()
+        pair.end()
+        threads_as_processes.end()
 
-    interrupted: list[Pair] = []
-    made = Case(call, leaves=leaves)
-    weakref.finalize(made, end)
-    atexit.register(end)  # ahead of brim's, which closes the channels
+    made = Case(pair, leaves=lambda: {"errors of rank 1": list(wrong)})
+    ended = weakref.finalize(made, end)
+    atexit.register(ended)  # ahead of brim's, which closes the channels
     return made
-
-
-mock.patch.object(agree, "_SLOW", TIMEOUT.total_seconds()).start()
-mock.patch.object(agree, "_PATIENCE", 0.02).start()  # with a rank that was interrupted
-# A thread stands for a process.
-for name in ("_compared", "_fits"):
-    mock.patch.object(agree, name, Counters()).start()

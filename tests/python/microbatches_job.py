@@ -1,13 +1,17 @@
 """One rank of a job that test_microbatches_ranks.py starts.
 
-Run as `microbatches_job.py FOLDER`: calls all cases and writes what they returned to
-FOLDER/RANK.json. They share one job, because starting one takes seconds.
+Run as `microbatches_job.py FOLDER [CASE ...]`: calls these cases, or all, and writes what they
+returned to FOLDER/RANK.json. They share one job, because starting one takes seconds.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -250,6 +254,40 @@ def settled(rank: int) -> Any:
     return {"wrong": wrong, "sizes": sizes, "errors": errors, "after": run(step)[0] == without[4]}
 
 
+def interrupted(rank: int, sync: Any) -> Any:
+    """How the step ended, the gradients that it left, and those of the next one."""
+    model = net()
+    pause = 0.0
+
+    def loss_fn(part: Any) -> torch.Tensor:
+        time.sleep(pause if rank == 1 else 0.0)
+        return mse_loss(model(part[0]), part[1])
+
+    step = brim.Microbatches(loss_fn, model=model, ranks=True, size=4, sync=sync, check=False)
+    for _ in range(5):  # settles
+        model.zero_grad()
+        step(batch_of(rank))
+    model.zero_grad()
+    pause, ended = 0.4, "fitted"
+    try:
+        if rank == 0:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        step(batch_of(rank))
+    except (KeyboardInterrupt, brim.RankError) as error:
+        ended = type(error).__name__
+    pause, left = 0.0, gradients(model)
+    model.zero_grad()
+    return ended, left, result(model, step(batch_of(rank)))
+
+
+@case
+def ctrl_c(rank: int) -> Any:
+    """Rank 0 gets it while it waits for rank 1, in an exchange or in a vote."""
+    return [interrupted(rank, sync) for sync in ("always", "settled")], expected(
+        lambda model: mse_loss(model(batches()[0]), batches()[1])
+    )
+
+
 @case
 def settled_each_with_its_own_size(rank: int) -> Any:
     """Rank 1 fails alone, before and after all count as settled: the other must not skip more."""
@@ -466,9 +504,10 @@ def model_of_the_step(rank: int) -> Any:
 
 def main() -> None:
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
-    results = {name: function(rank) for name, function in CASES.items()}
+    results = {name: CASES[name](rank) for name in sys.argv[2:] or CASES}
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+DEVICE = os.environ.get("BRIM_TEST_DEVICE", "cpu")
 
 
 class Net(nn.Module):
@@ -28,7 +31,7 @@ class Net(nn.Module):
 
 def net(dropout: float = 0.0) -> Net:
     torch.manual_seed(0)
-    return Net(dropout)
+    return Net(dropout).to(DEVICE)
 
 
 def batch_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +39,8 @@ def batch_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(10 + rank)
     n = 10 - 3 * rank
     x = torch.rand(n, 4, generator=generator, dtype=torch.float64)
-    return x, torch.rand(n, generator=generator, dtype=torch.float64)
+    y = torch.rand(n, generator=generator, dtype=torch.float64)
+    return x.to(DEVICE), y.to(DEVICE)
 
 
 def batches() -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +66,7 @@ def expected(loss_fn: Callable[[Net], torch.Tensor]) -> dict[str, Any]:
 
 def labels_of(rank: int) -> torch.Tensor:
     """Of which some are ignored: more on rank 1, and all of its first part."""
-    y = torch.arange(len(batch_of(rank)[0])) % 3
+    y = torch.arange(len(batch_of(rank)[0]), device=DEVICE) % 3
     y[: 4 * rank + 1] = -100
     return y
 

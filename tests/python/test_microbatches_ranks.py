@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import brim
-from brim import _C
 
 from .torchrun import once, results_of, torchrun
 
@@ -38,15 +37,43 @@ def close(found: Any, expected: Any) -> bool:
     return bool(abs(found - expected) <= 1e-12 * max(1, abs(expected)))
 
 
-@pytest.mark.parametrize(
-    "case", ["mean", "sum_twice", "counts", "labels", "settled_each_with_its_own_size"]
-)
+SUMS = ["mean", "sum_twice", "counts", "labels", "settled_each_with_its_own_size"]
+
+
+@pytest.mark.parametrize("case", SUMS)
 def test_gradients_of_all_ranks_together(job: Any, case: str) -> None:
     found, expected = job[0][case]
     assert None in expected["gradients"]  # and stays None where no rank has one
     assert found == job[1][case][0]  # to the bit
     for each in found:
         assert close(each, expected)
+
+
+@pytest.mark.cuda
+def test_gradients_on_a_gpu(tmp_path: Path) -> None:
+    """Both ranks have the same: gloo sums its tensors, as NCCL would not."""
+    gpu = {"CUDA_VISIBLE_DEVICES": "0", "BRIM_TEST_DEVICE": "cuda"}
+    torchrun(JOB, tmp_path, *SUMS, "ctrl_c", **gpu)
+    here, there = results_of(tmp_path)
+    for case in SUMS:
+        found, expected = here[case]
+        assert found == there[case][0]
+        for each in found:
+            assert close(each, expected)
+    assert [each[0] for each in here["ctrl_c"][0]] == ["KeyboardInterrupt"] * 2
+
+
+def test_ctrl_c_on_one_rank_leaves_none_waiting(job: Any) -> None:
+    (found, expected), (there, _) = job[0]["ctrl_c"], job[1]["ctrl_c"]
+    for (ended, left, after), (ended_there, left_there, after_there) in zip(
+        found, there, strict=True
+    ):
+        assert ended == "KeyboardInterrupt"
+        assert set(left) == {None}  # as before the step
+        assert ended_there in ("fitted", "RankError")
+        assert left_there == (after_there["gradients"] if ended_there == "fitted" else left)
+        assert after == after_there
+        assert close(after, expected)
 
 
 def test_a_loss_of_the_items_of_all_ranks(job: Any) -> None:
@@ -182,34 +209,6 @@ def test_exact_after_a_failure_in_a_call_without_an_exchange(job: Any) -> None:
     assert here["errors"][1].startswith("RankError: rank 1 failed with ValueError: the length")
     assert here["after"]
     assert there["after"]
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_the_vote_of_a_reduction(device: str) -> None:
-    weight = nn.Parameter(torch.ones(3, device=device))
-    weight.grad = torch.full_like(weight, 6.0)
-    reduction = _C.GradientReduction("mean")
-    reduction.name([weight])
-    assert not reduction.is_planned
-    reduction.prepare(torch.tensor(2.0, device=device), 4, 0)
-    assert reduction.is_planned
-
-    def with_other(*numbers: float) -> Any:
-        """The other rank's: whether it failed, count, count · loss, shape (3), its gradients."""
-        return lambda tensor: tensor.add_(torch.tensor(numbers, device=device))
-
-    assert not reduction.vote(True, with_other(1, 0, 0, 0, 0, 0, 0))
-    assert weight.grad.tolist() == [6.0] * 3
-    assert not reduction.vote(False, with_other(0, 2, 16, 1, 0, 0, 1))
-    assert reduction.vote(True, with_other(0, 2, 16, 1, 2, 4, 1))
-    with pytest.raises(ValueError, match="the losses of the ranks are means over different things"):
-        reduction.run(lambda tensor: tensor)
-    assert reduction.vote(True, with_other(0, 2, 16, 1, 0, 0, 1))
-    loss = reduction.run(lambda tensor: tensor.add_(1.0))  # the gradient of the other, weighted
-    assert loss.item() == pytest.approx((4 * 2 + 16) / 6)
-    assert weight.grad.tolist() == pytest.approx([6 * 4 / 6 + 1] * 3)
-    weight.requires_grad_(False)
-    assert not reduction.is_planned
 
 
 def test_a_model_is_needed() -> None:

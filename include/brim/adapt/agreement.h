@@ -73,7 +73,7 @@ class BRIM_API RankChannel {
 /// When ranks that have settled on a size exchange messages.
 enum class Sync : std::uint8_t {
   always,   ///< once in every call
-  settled,  ///< in every 64th call; in between each rank acts alone, or votes: Agreement::vote_with
+  settled,  ///< in every 64th call; in between each rank acts alone, or votes: Agreement::Ending
 };
 
 /// Where the work has its collectives.
@@ -118,12 +118,19 @@ class BRIM_API Agreement {
   /// meet their present one. Nothing to do inside of another call, whose error will tell them.
   void refuse_call(const std::string& why);
 
-  /// For a function that ends every call with a reduction over all ranks, which can tell along the
-  /// way whether this rank is done and whether all are. With Sync::settled such a vote takes the
-  /// place of the exchanges: as long as all vote yes there are none, and otherwise the ranks meet
-  /// at once. Called outside of the calls; empty: no vote.
-  void vote_with(std::function<bool(bool done)> vote) { vote_ = std::move(vote); }
-  [[nodiscard]] const std::function<bool(bool done)>& vote() const noexcept { return vote_; }
+  /// The reduction over all ranks that ends every call of a function.
+  struct Ending {
+    /// Tells along the way whether this rank is done and whether all are. With Sync::settled such a
+    /// vote takes the place of the exchanges: as long as all vote yes there are none, and otherwise
+    /// the ranks meet at once.
+    std::function<bool(bool done)> vote{};
+    /// Called when all ranks are done. Nothing comes in between, such as Ctrl-C, that could end the
+    /// call on one rank alone while the others reduce. What it throws is not told to them.
+    std::function<void()> run{};
+  };
+  /// Called outside of the calls. Without a vote: there is no such reduction.
+  void end_with(Ending ending) { ending_ = std::move(ending); }
+  [[nodiscard]] const Ending& ending() const noexcept { return ending_; }
 
   /// For work in parts with collectives inside: as many parts must run on every rank, however long
   /// its own batch is. Then each call begins with an exchange of the lengths, and has no other.
@@ -166,7 +173,7 @@ class BRIM_API Agreement {
   std::shared_ptr<RankChannel> channel_;
   AgreementOptions options_;
   std::string function_;
-  std::function<bool(bool)> vote_;
+  Ending ending_;
   std::unordered_map<std::uint64_t, Agreed> agreed_;
   bool meets_ = false;
   bool stopped_ = false;

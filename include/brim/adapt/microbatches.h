@@ -76,13 +76,14 @@ class MicrobatchSteps {
     }
     options_.adapt.name = "part size";
     if (reduces()) {
-      options_.adapt.ranks->vote_with(
-          [this](bool done) { return over_ranks_.vote(done, options_.sum_over_ranks); });
+      options_.adapt.ranks->end_with(
+          {.vote = [this](bool done) { return over_ranks_.vote(done, options_.sum_over_ranks); },
+           .run = [this] { sum_gradients(); }});
     }
   }
   ~MicrobatchSteps() {
     if (reduces()) {
-      options_.adapt.ranks->vote_with({});
+      options_.adapt.ranks->end_with({});
     }
   }
 
@@ -112,15 +113,7 @@ class MicrobatchSteps {
                                       size_ = values.front();
                                       return at::Tensor(attempt());
                                     });
-    if (reduces()) {
-      try {
-        loss = over_ranks_.run(options_.sum_over_ranks);
-      } catch (...) {
-        pass_.undo();
-        throw;
-      }
-    }
-    return loss;
+    return reduces() ? over_ranks_.loss() : loss;
   }
 
   /// Runs checks of the arguments, whose errors must reach the other ranks too.
@@ -135,6 +128,15 @@ class MicrobatchSteps {
       if (reduces()) {
         options_.adapt.ranks->refuse_call(error.what_without_backtrace());
       }
+      throw;
+    }
+  }
+
+  void sum_gradients() {
+    try {
+      over_ranks_.run(options_.sum_over_ranks);
+    } catch (...) {
+      pass_.undo();
       throw;
     }
   }

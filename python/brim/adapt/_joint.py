@@ -99,7 +99,7 @@ class Joint:
         backward: Callable[[list[torch.Tensor], list[torch.Tensor] | None], None],
         buffers: Buffers,
         device: DeviceLike,
-        ranks: tuple[_C.Agreement, Callable[[torch.Tensor], None]] | None,
+        ranks: tuple[_C.Agreement, _C.GroupSum] | None,
         first: Callable[[], None],
     ) -> torch.Tensor | None:
         """Leave the gradients of the whole batch.

@@ -27,7 +27,6 @@ from brim.adapt._parallel import (
     refuse_other_parameters,
     refuse_waiting,
     sharded,
-    sum_over,
     without_collectives,
 )
 from brim.adapt._refusals import check_loss_fn, refuse_whole_batch
@@ -309,11 +308,9 @@ class Microbatches:
         self._pass.name(parameters)
         self._pass.count_always(self._pools or self._ranks is not None)
         if self._reduction is not None and agreement is not None:
-            reduction, add = self._reduction, sum_over(self._ranks.group)
-            reduction.name(parameters)
-            # Not `self`: the agreement is in C++, and such a cycle would never be freed.
-            agreement.vote_with(lambda done: reduction.vote(done, add))
-            if not reduction.is_planned:
+            self._reduction.name(parameters)
+            agreement.end_with(self._reduction, _C.GroupSum(self._ranks.group))
+            if not self._reduction.is_planned:
                 agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
             refuse_whole_batch([] if self._model is None else [self._model], self._allow)
@@ -343,7 +340,7 @@ class Microbatches:
         else:
             loss, attempts = self._adaptive(batch, most, self._items), Attempts()
         if self._reduces():
-            loss = self._reduction.run(sum_over(self._ranks.group))  # type: ignore[union-attr]
+            loss = self._reduction.loss  # type: ignore[union-attr]
         if self._pools:
             counted = self._reduction if self._reduces() else None
             count = self._pass.count if counted is None else counted.total
@@ -383,7 +380,7 @@ class Microbatches:
                 without_collectives(undo, self._model, not self._reduction.is_planned)
             ranks = None
             if self._reduces():
-                ranks = (self._ranks(), sum_over(self._ranks.group))
+                ranks = (self._ranks(), _C.GroupSum(self._ranks.group))
 
             def first() -> None:
                 if self._size < self._items and self._model is None:
@@ -453,7 +450,7 @@ class Microbatches:
         def means(own: list[float]) -> list[float]:
             total = torch.tensor(own, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
-            sum_over(group)(total)
+            _C.GroupSum(group)(total)
             return (total / float(group.size())).tolist()
 
         return ranks.parts, float(ranks.longest), means

@@ -93,15 +93,6 @@ def has_other_ranks() -> bool:
     )
 
 
-def sum_over(group: Any) -> Callable[[torch.Tensor], None]:
-    """What replaces a tensor by its sum over the ranks."""
-
-    def add(tensor: torch.Tensor) -> None:
-        torch.distributed.all_reduce(tensor, group=group)
-
-    return add
-
-
 def _remove(layer: torch.nn.Module, hook: Callable[..., None]) -> None:
     for key, each in list(layer._forward_pre_hooks.items()):
         if each is hook:

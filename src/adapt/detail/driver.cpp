@@ -306,6 +306,9 @@ void maximize_watched(const MaximizeCall& call, Checkpoint&& checkpoint,
   }
   Meeting meeting(options, description(call, options));
   meeting.run([&] { until_all_fit(call, options, std::move(checkpoint), meeting, attempt); });
+  if (const auto& reduce = options.ranks->ending().run) {
+    reduce();
+  }
 }
 
 Failure make_failure(const OomCause& cause, std::string text) {

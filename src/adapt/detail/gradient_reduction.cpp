@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <brim/adapt/agreement.h>
 #include <brim/adapt/detail/gradient_reduction.h>
 #include <c10/util/Exception.h>
 
@@ -127,10 +128,10 @@ bool GradientReduction::vote(bool ready, Sum sum) {
   return voted_;
 }
 
-at::Tensor GradientReduction::run(Sum sum) {
+void GradientReduction::run(Sum sum) {
   const at::NoGradGuard no_grad;
-  if (!voted_) {
-    vote(true, sum);
+  if (!voted_ && !vote(true, sum)) {
+    throw RankError("another rank ended its call before the gradients were summed");
   }
   voted_ = false;
   const auto* number = sums_.const_data_ptr<double>();
@@ -153,7 +154,6 @@ at::Tensor GradientReduction::run(Sum sum) {
       gradient_of(trained_[i]) = at::Tensor();
     }
   }
-  return loss_;
 }
 
 void GradientReduction::reduce(const Group& group, Sum sum) {

@@ -91,12 +91,12 @@ Meeting::Answer Meeting::exchange(const Message& message) {
     return answer;
   }
   if (silent_) {
-    if (!agreement_.vote()) {
+    if (!agreement_.ending().vote) {
       return answer;
     }
     silent_ = false;  // also if the vote throws
     vote_failed_ = true;
-    const bool all_content = agreement_.vote()(per_rank || is_content(message));
+    const bool all_content = agreement_.ending().vote(per_rank || is_content(message));
     vote_failed_ = false;
     if (all_content) {
       silent_ = true;
@@ -150,7 +150,7 @@ void Meeting::end(const Answer& last, bool as_agreed) {
     agreement_.count_exchange(calm);
   } else if (agreement_.options().per_rank) {
     agreement_.agree(options_.key, {.values = last.later, .wish = last.later});
-  } else if (!agreement_.vote()) {
+  } else if (!agreement_.ending().vote) {
     // Alone, a rank lowers its size where it must and never raises it.
     agreement_.agree(options_.key, {.values = last.next, .wish = last.next});
   }
@@ -168,11 +168,11 @@ void Meeting::tell_others(const std::string& own) {
     return;
   }
   if (silent_) {
-    if (!agreement_.vote()) {
+    if (!agreement_.ending().vote) {
       return;
     }
     try {
-      agreement_.vote()(false);
+      agreement_.ending().vote(false);
     } catch (const std::exception&) {
       return;  // the ranks cannot reach each other, which they notice by themselves
     }

@@ -134,6 +134,7 @@ bool wait_for_another_call(std::uint64_t since, std::chrono::steady_clock::time_
   auto moved = SteadyClock::now();
   while (SteadyClock::now() < deadline) {
     waiting([&] { std::this_thread::sleep_for(kPause); });
+    throw_if_interrupted();
     const Others now = others();
     if (now.ended != since || now.running == 0) {
       return true;

@@ -144,11 +144,11 @@ TEST(Agreement, WithSettledARankLowersItsSizeAloneUntilTheNextExchange) {
 struct VotingRank : Rank {
   VotingRank(ThreadRanks& all, ThreadRanks& votes, std::int64_t number)
       : Rank(all, number, {.sync = Sync::settled}), ballot(votes, number) {
-    agreement.vote_with([this](bool done) {
+    agreement.end_with({.vote = [this](bool done) {
       std::vector<std::int64_t> least{done ? 1 : 0};
       ballot.least(least);
       return least.front() == 1;
-    });
+    }});
   }
 
   ThreadChannel ballot;

@@ -531,6 +531,33 @@ TEST(GradientReduction, RanksThatCountDifferentThingsAreAnErrorOnAll) {
   }
 }
 
+/// What a sum adds: the other rank's numbers, which are whether it failed, its count, count · loss,
+/// 1, shape and shape², and whether each parameter has a gradient.
+auto with_other(std::vector<double> numbers) {
+  return [numbers = std::move(numbers)](const at::Tensor& tensor) {
+    tensor.add_(at::tensor(numbers, at::kDouble));
+  };
+}
+
+TEST(GradientReduction, VotesUntilAllRanksAreReady) {
+  at::Tensor weight = at::ones({3}, at::kDouble).requires_grad_(true);
+  weight.mutable_grad() = at::full({3}, 6.0, at::kDouble);
+  detail::GradientReduction reduction(Reduction::mean, {weight});
+  EXPECT_FALSE(reduction.is_planned());
+  reduction.prepare(at::scalar_tensor(2.0, at::kDouble), 4);
+  EXPECT_TRUE(reduction.is_planned());
+  EXPECT_FALSE(reduction.vote(true, with_other({1, 0, 0, 0, 0, 0, 0})));
+  EXPECT_THROW(reduction.run(with_other({1, 0, 0, 0, 0, 0, 0})), RankError);
+  EXPECT_TRUE(weight.grad().equal(at::full({3}, 6.0, at::kDouble)));
+  EXPECT_FALSE(reduction.vote(false, with_other({0, 2, 16, 1, 0, 0, 1})));
+  EXPECT_TRUE(reduction.vote(true, with_other({0, 2, 16, 1, 0, 0, 1})));
+  reduction.run([](const at::Tensor& tensor) { tensor.add_(1); });  // weighted already
+  EXPECT_DOUBLE_EQ(reduction.loss().item<double>(), (4 * 2 + 16) / 6.0);
+  EXPECT_TRUE(weight.grad().allclose(at::full({3}, 6.0 * 4 / 6 + 1, at::kDouble)));
+  weight.requires_grad_(false);
+  EXPECT_FALSE(reduction.is_planned());
+}
+
 using Places = std::vector<std::int64_t>;
 
 TEST(ItemContrast, FindsNeighboursThatDifferUntilTheyWereCompared) {

@@ -46,10 +46,14 @@ class BRIM_API GradientReduction {
   /// @param ready whether this rank has prepared. @return whether all ranks are ready.
   bool vote(bool ready, Sum sum);
 
-  /// For ranks that are all ready, be it by a vote or because they know it otherwise.
-  /// @return the loss of all ranks' batches. Gradients that no rank has are none again.
-  /// @throws c10::ValueError on all ranks if they count different things.
-  at::Tensor run(Sum sum);
+  /// For ranks that are all ready, be it by a vote or because they know it otherwise. Gradients
+  /// that no rank has are none again.
+  /// @throws c10::ValueError on all ranks if they count different things; RankError on all if one
+  ///     is not ready.
+  void run(Sum sum);
+
+  /// Of all ranks' batches, in the last run.
+  [[nodiscard]] const at::Tensor& loss() const noexcept { return loss_; }
 
   /// What all ranks together counted in the last run.
   [[nodiscard]] double total() const noexcept { return total_; }

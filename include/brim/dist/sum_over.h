@@ -1,0 +1,23 @@
+#pragma once
+
+#include <brim/export.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+
+namespace at {
+class Tensor;
+}
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace brim {
+
+/// What replaces a tensor by its sum over the ranks of a group: MicrobatchOptions::sum_over_ranks.
+/// Where Python runs in the process, Ctrl-C cannot come between two such sums: it waits until the
+/// call that makes them has ended, so that no other rank waits for the next one.
+BRIM_API std::function<void(const at::Tensor&)> sum_over(
+    c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+}  // namespace brim

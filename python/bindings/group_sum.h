@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace brim::python {
+
+/// brim::sum_over a process group of Python's.
+struct GroupSum {
+  std::function<void(const at::Tensor&)> add;
+};
+
+}  // namespace brim::python
