@@ -232,38 +232,20 @@ def labels(figure: Any) -> list[str]:
     return [text.get_text() for axes in figure.axes for text in axes.get_legend().get_texts()]
 
 
-def drawn(name: str, **options: Any) -> Case:
-    return Case(functools.partial(things_to_draw()[name].plot, **options), labels)
+def drawn(thing: str, **options: Any) -> None:
+    """Adds a case of a thing's picture."""
+
+    def make() -> Case:
+        return Case(functools.partial(things_to_draw()[thing].plot, **options), labels)
+
+    make.__name__ = f"picture_of_{thing}"
+    needs("matplotlib")(make)
 
 
-@needs("matplotlib")
-def picture_of_attempts() -> Case:
-    return drawn("attempts", budget=1000)
-
-
-@needs("matplotlib")
-def picture_of_a_memory_model() -> Case:
-    return drawn("model", budget=500)
-
-
-@needs("matplotlib")
-def picture_of_a_plan() -> Case:
-    return drawn("plan")
-
-
-@needs("matplotlib")
-def picture_of_pressure() -> Case:
-    return drawn("pressure")
-
-
-@needs("matplotlib")
-def picture_of_an_audit() -> Case:
-    return drawn("audit")
-
-
-@needs("matplotlib")
-def picture_of_an_estimate() -> Case:
-    return drawn("estimate")
+drawn("attempts", budget=1000)
+drawn("model", budget=500)
+for thing in ("plan", "pressure", "audit", "estimate"):
+    drawn(thing)
 
 
 @needs("matplotlib")
