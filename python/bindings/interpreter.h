@@ -25,7 +25,7 @@ namespace brim::python {
 /// their arguments.
 /// UBSan calls what GCC catches then a null reference.
 template <class Work>
-[[gnu::no_sanitize("null")]] decltype(auto) entering_python(const Work& work) {
+[[gnu::no_sanitize("undefined")]] decltype(auto) entering_python(const Work& work) {
 #if defined(__GLIBCXX__)
   try {
     return work();

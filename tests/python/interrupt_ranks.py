@@ -14,13 +14,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed.multi_threaded_pg import WorldData
 
 import brim
 from brim.data import agree
@@ -77,9 +77,17 @@ class Rank:
         self.group._set_default_backend(kind)
         self.group._register_backend(torch.device("cpu"), kind, gloo)
         self.group._set_group_name("two ranks")
-        names = {self.group: "two ranks"}, {self.group: {0: 0, 1: 1}}, {self.group: "cpu:gloo"}
-        self._world = WorldData(
-            self.group, {self.group: ("gloo", store)}, *names, 0, {}, {}, {}, []
+        self._world = SimpleNamespace(  # with what any release of torch asks for
+            default_pg=self.group,
+            pg_map={self.group: ("gloo", store)},
+            pg_names={self.group: "two ranks"},
+            pg_group_ranks={self.group: {0: 0, 1: 1}},
+            pg_backend_config={self.group: "cpu:gloo"},
+            group_count=0,
+            tags_to_pg={},
+            pg_to_tag={},
+            pg_coalesce_state={},
+            comms=[],
         )
 
     @contextlib.contextmanager

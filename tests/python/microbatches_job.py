@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import brim
 
 from microbatches_rank_cases import (  # isort: skip: this is run as a script
+    DEVICE,
     Net,
     batch_of,
     batches,
@@ -110,7 +111,7 @@ def labels(rank: int) -> Any:
     found = []
 
     def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        logits = model(x)[:, None] * torch.arange(3.0).double()
+        logits = model(x)[:, None] * torch.arange(3.0, device=DEVICE).double()
         return nn.functional.cross_entropy(logits, y)
 
     for size in (3, None):
