@@ -22,6 +22,8 @@ from . import (  # noqa: F401  add theirs
 from .interrupt_cases import CASES
 from .interrupts import interrupted, lines_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:GPU available but not used")  # Lightning's
+
 # A second per call and more, or per import.
 LONG = {
     *("explain_a_decorated_call", "explain_a_function", "microbatches_that_foresee"),
