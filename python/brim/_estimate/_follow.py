@@ -19,6 +19,7 @@ from brim._estimate._errors import EstimateError
 from brim._estimate._places import current_line
 from brim._estimate._threads import OneThread
 from brim._estimate._tracer import Tracer
+from brim._state.uncompiled import run_uncompiled
 from brim._state.undoing import Undoing, set_attribute
 
 
@@ -66,9 +67,7 @@ def follow(
         replace(masking, "find_packed_sequence_indices", tracer.not_packed)
     if target.type == "cuda":
         choose_cuda(undo, moves, mode.is_here, tracer.log.empty_cache)
-    import torch._dynamo.eval_frame as dynamo  # here: it takes a second
-
-    set_attribute(undo, dynamo, "_stance", dynamo.DynamoStance("force_eager"))
+    run_uncompiled(undo)
 
 
 def _is_other(record: logging.LogRecord) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 
 from brim import _C
+from brim._state.uncompiled import run_uncompiled
 from brim._state.undo import undisturbed
 from brim._state.undoing import Undoing
 from brim._warn import warn
@@ -79,13 +82,10 @@ class SplitCheck:
 def _eagerly(body: Callable[[], str]) -> str:
     """`body()` without what few items cause: warnings of their shapes, compilations for them."""
     with Undoing() as undo:
-        undo.callback(_warnings_as_now())
-        warnings.simplefilter("ignore")
+        undo.callback(_hear_warnings)
+        warnings.filters.insert(0, _SILENCE)  # type: ignore[attr-defined]
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes long
-            from torch._dynamo.eval_frame import _set_stance, _stance
-
-            undo.callback(functools.partial(_set_stance, _stance))
-            torch.compiler.set_stance("force_eager")
+            run_uncompiled(undo)
         return body()
 
 
@@ -98,14 +98,14 @@ def _gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> Any:
         return ()  # a reentrant checkpoint, which knows backward() only
 
 
-def _warnings_as_now() -> Callable[[], None]:
-    filters = list(warnings.filters)
+# One for each check that runs: to put all filters back as they were would undo another thread's.
+# Unlike that of warnings.simplefilter, which moves one that is equal.
+_SILENCE = ("ignore", re.compile(""), Warning, None, 0)
 
-    def put_back() -> None:
-        warnings.filters[:] = filters  # type: ignore[index]
-        warnings._filters_mutated()  # type: ignore[attr-defined]
 
-    return put_back
+def _hear_warnings() -> None:
+    with contextlib.suppress(ValueError):  # others may have put back filters of before
+        warnings.filters.remove(_SILENCE)  # type: ignore[attr-defined]
 
 
 def _leaves(value: Any) -> list[torch.Tensor]:
