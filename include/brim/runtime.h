@@ -18,8 +18,8 @@ BRIM_API void check_only_copy();
 /// Runs `wait(context)`, which may block for long. The Python package sets one that releases the
 /// GIL meanwhile.
 using Waiter = void (*)(void (*wait)(const void*), const void* context);
-/// Throws if whoever waits wants to stop, as by Ctrl-C. Asked where a wait is in vain that is
-/// stopped, and never after one that other ranks or threads count on.
+/// Throws if whoever waits wants to stop, as by Ctrl-C. Called only in waits that may be given up,
+/// never after one that other ranks or threads depend on.
 using InterruptCheck = void (*)();
 /// Sets both, for the whole process. Either may be null.
 BRIM_API void set_waiter(Waiter waiter, InterruptCheck check = nullptr) noexcept;

@@ -110,6 +110,7 @@ Example:
            py::arg("what") = "fit")
       .def("least", &FitRanks::least)
       .def("same", &FitRanks::same)
+      .def("end_with_next", &FitRanks::end_with_next)
       .def("fail", &FitRanks::fail);
   py::class_<EvenSteps>(m, "EvenSteps")
       .def(py::init([](const std::shared_ptr<GroupChannel>& channel, const std::string& at_end,

@@ -1,8 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
+
+namespace at {
+class Tensor;
+}
 
 namespace brim::python {
 

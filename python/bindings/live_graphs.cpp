@@ -38,6 +38,22 @@ py::object frame_or_none(PyFrameObject* frame) {
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(frame));
 }
 
+/// To make objects may collect garbage, whose finalizers let other threads go on.
+class NoCollection {
+ public:
+  NoCollection() = default;
+  ~NoCollection() {
+    if (was_on_ != 0) {
+      PyGC_Enable();
+    }
+  }
+  NoCollection(const NoCollection&) = delete;
+  NoCollection& operator=(const NoCollection&) = delete;
+
+ private:
+  int was_on_ = PyGC_Disable();
+};
+
 // Of this process since it was forked.
 bool was_forked_in_backward = false;
 
@@ -66,8 +82,13 @@ bool another_thread_is_in_backward() {
 
 /// Just before a fork: no code of Python runs any more until then.
 void note_backward() noexcept {
+  if (PyGILState_Check() == 0) {
+    was_forked_in_backward = true;
+    return;
+  }
+  const NoCollection no_collection;
   try {
-    was_forked_in_backward = PyGILState_Check() == 0 || another_thread_is_in_backward();
+    was_forked_in_backward = another_thread_is_in_backward();
   } catch (...) {  // while frames were read, which has to do with no tensor
     PyErr_Clear();
     was_forked_in_backward = true;
@@ -95,6 +116,7 @@ bool still_holds(const NodePtr& node) {
 
 /// How often a weight is used in graphs that still hold what backward needs; the median.
 double uses_of_weights(const py::list& tensors) {
+  const NoCollection no_collection;
   if (another_thread_is_in_backward()) {
     return 0;
   }
@@ -135,6 +157,7 @@ double uses_of_weights(const py::list& tensors) {
 py::list gradients_of(const py::iterable& tensors) {
   const py::list all(tensors);
   py::list found;
+  const NoCollection no_collection;
   if (another_thread_is_in_backward()) {
     return found;
   }

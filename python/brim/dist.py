@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from datetime import timedelta
+from itertools import starmap
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from brim._arguments import flag, shown
-from brim._C import Agreement, AgreementOptions, GroupChannel, RankError
+from brim._C import Agreement, AgreementOptions, GroupChannel, GroupSum, RankError, Undoing
 
 __all__ = ["RankError", "RankSetting"]
 
@@ -44,14 +45,21 @@ def _timeout(group: Any) -> timedelta:
 
 def _channel(group: Any) -> GroupChannel:
     """The side channel of a group, made when it is first needed: on all of its ranks at once."""
-    channel = _channels.get(group)
-    if channel is None:
+    if group not in _channels:
         store = PrefixStore("brim", group.get_group_store())
-        messages = ProcessGroupGloo(
-            PrefixStore("gloo", store), group.rank(), group.size(), _timeout(group)
-        )
-        channel = _channels[group] = GroupChannel(messages, store, group)
-    return channel
+        made: list[Any] = []
+
+        def keep() -> None:
+            if made and group not in _channels:
+                _channels[group] = GroupChannel(made[0], store, group)
+
+        # Ctrl-C while it waits for the other ranks must not lose what these are connected to then:
+        # it is raised after a call, and this one puts the result where it is found.
+        options = (PrefixStore("gloo", store), group.rank(), group.size(), _timeout(group))
+        with Undoing() as undo:
+            undo.callback(keep)
+            made.extend(starmap(ProcessGroupGloo, [options]))
+    return _channels[group]
 
 
 def _group(ranks: Any) -> Any:
@@ -92,16 +100,24 @@ class RankSetting:
         self._options = AgreementOptions(flag("per_rank", per_rank), sync, collectives)
         self._group: Any = None
         self._agreement: Agreement | None = None
+        self._sum: GroupSum | None = None
 
     def __call__(self) -> Agreement | None:
         """The agreement with the other ranks; None where there are none."""
         group = _group(self._ranks)
         if group is not self._group:
-            self._group = group
-            self._agreement = (
-                None if group is None else Agreement(_channel(group), self._options, self._function)
-            )
+            agreement = total = None
+            if group is not None:
+                agreement = Agreement(_channel(group), self._options, self._function)
+                total = GroupSum(group)
+            self._agreement, self._sum, self._group = agreement, total, group
         return self._agreement
+
+    @property
+    def sum(self) -> GroupSum:
+        """What sums over the group of the last call."""
+        assert self._sum is not None
+        return self._sum
 
     @property
     def group(self) -> Any:

@@ -52,6 +52,7 @@ void FitRanks::exchange(std::span<std::int64_t> numbers, const std::string& own)
                     "0 has " +
                     texts[0] + ", and rank " + std::to_string(rank) + " has " + texts[rank]);
   }
+  ended_ = ended_ || ends_with_next_;
   const std::span<const std::int64_t> least = std::span(message).subspan(3, numbers.size());
   std::ranges::transform(least, numbers.begin(), std::negate<>());
 }

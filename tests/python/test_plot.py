@@ -82,6 +82,15 @@ def test_each_draws_into_axes_and_files_without_pyplot(
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("name", "name.png"), ("name.", "name.png"), (".png", ".png.png"), ("a.b.svg", "a.b.svg")],
+)
+def test_a_name_without_a_kind_gets_the_usual_one(name: str, file: str, tmp_path: Path) -> None:
+    PackedBatchSampler([5, 2], 10).report().plot(tmp_path / name)
+    assert [each.name for each in tmp_path.iterdir()] == [file]
+
+
 def test_a_model_with_a_budget_shows_the_largest_size(model: brim.MemoryModel) -> None:
     seconds = {(size,): 0.001 * size for size in (1, 16, 256, 4096)}
     figure = model.plot(budget="1MiB", seconds=seconds)

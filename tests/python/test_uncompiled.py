@@ -11,6 +11,7 @@ import torch._dynamo.eval_frame as dynamo
 import brim
 from brim._state.uncompiled import run_uncompiled
 from brim._state.undoing import Undoing
+from brim.adapt._split_check import _eagerly
 
 from .test_threads_and_forks import FOR_EVER, in_child
 
@@ -52,6 +53,29 @@ def test_checks_in_two_threads_leave_no_setting() -> None:
         thread.join()
     assert errors == []
     assert (dynamo._stance, list(warnings.filters)) == before
+
+
+def test_a_check_that_ends_beside_catch_warnings_leaves_no_silence() -> None:
+    before = list(warnings.filters)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def first() -> str:
+        begun.set()
+        may_end.wait(FOR_EVER)
+        return ""
+
+    thread = threading.Thread(target=_eagerly, args=(first,))
+    thread.start()
+    assert begun.wait(FOR_EVER)
+
+    def second() -> str:
+        with warnings.catch_warnings():  # which puts back what there is now
+            may_end.set()
+            thread.join()
+        return ""
+
+    _eagerly(second)
+    assert list(warnings.filters) == before
 
 
 def test_a_child_does_not_wait_for_threads_that_it_does_not_have() -> None:

@@ -56,6 +56,43 @@ def test_a_pipe_stays_one(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_an_open_file_is_written_from_where_it_stands(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb", buffering=0) as file:
+        file.write(b"before ")
+        write_whole(f"/dev/fd/{file.fileno()}", lambda out: out.write(b"text"))
+        write_whole(f"/proc/self/fd/{file.fileno()}", lambda out: out.write(b" after"))
+    assert (tmp_path / "file").read_bytes() == b"before text after"
+
+
+def test_standard_output_is_written_after_what_was_printed(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    print("a page:")
+    write_whole("/dev/stdout", lambda out: out.write(b"text"))
+    assert capfdbinary.readouterr().out == b"a page:\ntext"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such folder.*missing'$"):
+        write_whole(tmp_path / "missing" / "file", half)
+
+
+def test_a_name_of_any_length_that_a_folder_takes(tmp_path: Path) -> None:
+    file = tmp_path / ("n" * 255)
+    write_whole(file, lambda out: out.write(b"text"))
+    assert file.read_bytes() == b"text"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to it")
+def test_what_may_not_be_written_stays(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    file.chmod(0o400)
+    with pytest.raises(PermissionError, match="file"):
+        write_whole(file, lambda out: out.write(b"new"))
+    assert file.read_bytes() == b"old"
+
+
 def to_numpy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(np, "savez", half)
     return ["--output", "plan.npz"]

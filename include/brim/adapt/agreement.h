@@ -128,8 +128,9 @@ class BRIM_API Agreement {
     /// call on one rank alone while the others reduce. What it throws is not told to them.
     std::function<void()> run{};
   };
-  /// Called outside of the calls. Without a vote: there is no such reduction.
-  void end_with(Ending ending) { ending_ = std::move(ending); }
+  /// For the calls that follow: both functions, or neither where they end without a reduction.
+  /// @return what was set before.
+  Ending end_with(Ending ending) { return std::exchange(ending_, std::move(ending)); }
   [[nodiscard]] const Ending& ending() const noexcept { return ending_; }
 
   /// For work in parts with collectives inside: as many parts must run on every rank, however long
@@ -147,8 +148,9 @@ class BRIM_API Agreement {
   Lengths lengths{};
 
   /// For attempts in which the ranks meet: each is made by all of them or by none, so that one that
-  /// fitted is undone if another failed. Set outside of the calls.
-  void meet_in_attempts(bool meet) noexcept { meets_ = meet; }
+  /// fitted is undone if another failed. For the calls that follow.
+  /// @return what was set before.
+  bool meet_in_attempts(bool meet) noexcept { return std::exchange(meets_, meet); }
   [[nodiscard]] bool meets_in_attempts() const noexcept { return meets_; }
   /// In such an attempt: this rank learned that another one failed, and stopped.
   void stop_attempt() noexcept { stopped_ = true; }

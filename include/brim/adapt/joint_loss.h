@@ -79,14 +79,7 @@ class Microbatches : public detail::MicrobatchSteps {
       : MicrobatchSteps(checked(std::move(options)), Reduction::sum),
         loss_(std::move(loss)),
         encode_(std::move(encode)) {
-    if (reduces()) {
-      options_.adapt.ranks->meet_in_attempts(true);
-    }
-  }
-  ~Microbatches() {
-    if (reduces()) {
-      options_.adapt.ranks->meet_in_attempts(false);
-    }
+    meets_in_attempts_ = true;
   }
 
   /// @return the loss of the whole batch, without a graph.

@@ -75,23 +75,43 @@ class MicrobatchSteps {
       options_.adapt.memory = &sizes_;
     }
     options_.adapt.name = "part size";
-    if (reduces()) {
-      options_.adapt.ranks->end_with(
-          {.vote = [this](bool done) { return over_ranks_.vote(done, options_.sum_over_ranks); },
-           .run = [this] { sum_gradients(); }});
-    }
   }
-  ~MicrobatchSteps() {
-    if (reduces()) {
-      options_.adapt.ranks->end_with({});
+  ~MicrobatchSteps() = default;
+
+  /// While it lives, calls are as these steps need them. Others may have the same Agreement, also
+  /// around this: a step inside of another is refused, and must leave the outer one as it was.
+  class AgreedStep {
+   public:
+    explicit AgreedStep(MicrobatchSteps& steps) : ranks_(steps.options_.adapt.ranks) {
+      if (ranks_ != nullptr) {
+        const auto& sum = steps.options_.sum_over_ranks;
+        ending_before_ =
+            ranks_->end_with({.vote = [&](bool done) { return steps.over_ranks_.vote(done, sum); },
+                              .run = [&] { steps.sum_gradients(); }});
+        met_before_ = ranks_->meet_in_attempts(steps.meets_in_attempts_);
+      }
     }
-  }
+    ~AgreedStep() {
+      if (ranks_ != nullptr) {
+        ranks_->meet_in_attempts(met_before_);
+        ranks_->end_with(std::move(ending_before_));
+      }
+    }
+    AgreedStep(const AgreedStep&) = delete;
+    AgreedStep& operator=(const AgreedStep&) = delete;
+
+   private:
+    Agreement* ranks_;
+    Agreement::Ending ending_before_;
+    bool met_before_ = false;
+  };
 
   /// @param attempt runs the batch in parts of `size_`. @return the loss, of all ranks
   template <class Attempt>
   at::Tensor run_steps(std::int64_t items, std::uint64_t key, const Attempt& attempt) {
     telling_ranks(
         [&] { TORCH_CHECK_VALUE(items >= 1, "the batch must have 1 item or more, got ", items); });
+    const AgreedStep agreed(*this);
     AdaptOptions adapt = options_.adapt;
     adapt.key = key;
     if (reduces()) {  // an attempt that fitted here is undone if it failed elsewhere
@@ -119,6 +139,7 @@ class MicrobatchSteps {
   /// Runs checks of the arguments, whose errors must reach the other ranks too.
   template <class Checks>
   void telling_ranks(const Checks& checks) {
+    const AgreedStep agreed(*this);
     if (reduces() && !over_ranks_.is_planned()) {
       options_.adapt.ranks->count_exchange(false);
     }
@@ -148,6 +169,7 @@ class MicrobatchSteps {
   BatchPass pass_;
   GradientReduction over_ranks_;
   std::int64_t size_ = 0;
+  bool meets_in_attempts_ = false;  // the ranks: Agreement::meet_in_attempts
 };
 
 }  // namespace detail

@@ -39,6 +39,9 @@ class BRIM_API FitRanks {
   /// Checks that all ranks passed the same text. @throws RankError that shows two that differ.
   void same(const std::string& text);
 
+  /// The next exchange is the last: after it nobody waits for this rank, and `fail` does nothing.
+  void end_with_next() noexcept { ends_with_next_ = true; }
+
   /// Notes the batch that this rank runs. The next exchange checks that all run the same.
   void begin(std::span<const std::int64_t> batch);
 
@@ -52,6 +55,7 @@ class BRIM_API FitRanks {
   std::shared_ptr<RankChannel> channel_;
   std::string task_;
   std::int64_t doing_ = 0;  // a number made of what was measured so far
+  bool ends_with_next_ = false;
   bool ended_ = false;
 };
 

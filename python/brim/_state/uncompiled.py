@@ -41,6 +41,7 @@ class _Uncompiled:
         for wish, thread in list(self._wanted.items()):
             if thread != threading.get_ident():
                 self.end(wish)
+        self.end(object())  # of a thread that had not said yet what it wanted
 
 
 _uncompiled = _Uncompiled()

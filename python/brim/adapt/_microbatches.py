@@ -309,7 +309,7 @@ class Microbatches:
         self._pass.count_always(self._pools or self._ranks is not None)
         if self._reduction is not None and agreement is not None:
             self._reduction.name(parameters)
-            agreement.end_with(self._reduction, _C.GroupSum(self._ranks.group))
+            agreement.end_with(self._reduction, self._ranks.sum)
             if not self._reduction.is_planned:
                 agreement.unsettle()  # a rank can vote only on what it has prepared before
         try:
@@ -380,7 +380,7 @@ class Microbatches:
                 without_collectives(undo, self._model, not self._reduction.is_planned)
             ranks = None
             if self._reduces():
-                ranks = (self._ranks(), _C.GroupSum(self._ranks.group))
+                ranks = (self._ranks(), self._ranks.sum)
 
             def first() -> None:
                 if self._size < self._items and self._model is None:
@@ -450,7 +450,7 @@ class Microbatches:
         def means(own: list[float]) -> list[float]:
             total = torch.tensor(own, dtype=torch.float64, device=device)
             group: Any = self._ranks.group
-            _C.GroupSum(group)(total)
+            self._ranks.sum(total)
             return (total / float(group.size())).tolist()
 
         return ranks.parts, float(ranks.longest), means

@@ -82,8 +82,9 @@ class SplitCheck:
 def _eagerly(body: Callable[[], str]) -> str:
     """`body()` without what few items cause: warnings of their shapes, compilations for them."""
     with Undoing() as undo:
-        undo.callback(_hear_warnings)
-        warnings.filters.insert(0, _SILENCE)  # type: ignore[attr-defined]
+        filters: Any = warnings.filters
+        undo.callback(functools.partial(_hear_warnings, filters))
+        filters.insert(0, _SILENCE)
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes long
             run_uncompiled(undo)
         return body()
@@ -103,9 +104,12 @@ def _gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> Any:
 _SILENCE = ("ignore", re.compile(""), Warning, None, 0)
 
 
-def _hear_warnings() -> None:
-    with contextlib.suppress(ValueError):  # others may have put back filters of before
-        warnings.filters.remove(_SILENCE)  # type: ignore[attr-defined]
+def _hear_warnings(changed: list[Any]) -> None:
+    """Also beside a thread in `warnings.catch_warnings`, which works on a copy for a while."""
+    now: Any = warnings.filters
+    for filters in [changed] if now is changed else [changed, now]:
+        with contextlib.suppress(ValueError):
+            filters.remove(_SILENCE)
 
 
 def _leaves(value: Any) -> list[torch.Tensor]:

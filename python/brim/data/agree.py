@@ -5,6 +5,8 @@ Samplers compute the batches of all ranks on each of them, and communicate for t
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
@@ -13,7 +15,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePath
 from traceback import walk_stack
@@ -56,7 +57,7 @@ def _store_of(group: Any) -> Any:
 _fits = Counter[str]()  # of this process
 
 
-@contextmanager
+@contextlib.contextmanager
 def measured_together(ranks: Ranks, *, alone: bool) -> Iterator[_C.FitRanks | None]:
     """The ranks that measure together; None for one, or if nothing is measured (`alone`).
 
@@ -68,33 +69,54 @@ def measured_together(ranks: Ranks, *, alone: bool) -> Iterator[_C.FitRanks | No
         return
     from brim.dist import _channel
 
-    number, together = _fits["fit"], None
+    store, number, together = _store_of(group), _fits["fit"], None
     try:
-        _wait_for_all(group)
-        together = _C.FitRanks(_channel(group))
-        yield together
-        together.same("the end")  # until then an error here can be told to the others
+        with Undoing() as undo:
+            undo.callback(functools.partial(_fits.__setitem__, "fit", number + 1))
+            _wait_for_all(group, store, number)
+            together = _C.FitRanks(_channel(group))
+            yield together
+            together.end_with_next()
+            together.same("the end")  # until then an error here can be told to the others
     except BaseException as error:
-        if _fits["fit"] > number:  # all have come, and wait for this one
-            together = together or _C.FitRanks(_channel(group))
-            together.fail(f"{type(error).__name__}: {error}")
+        if _fits["fit"] > number:  # else the others still wait for this rank, which comes again
+            why = _text_of(error)
+            left = f"rank {group.rank()} left fit ahead of the others: {why}"
+            with contextlib.suppress(RuntimeError):  # the process that had the store is gone
+                if together is not None or _settled(store, number, left) == _ALL_HERE:
+                    (together or _C.FitRanks(_channel(group))).fail(why)
         raise
 
 
-def _wait_for_all(group: Any) -> None:
-    """Wait until all ranks have called `fit`, and say so if that takes long."""
+def _text_of(error: BaseException) -> str:
+    """As the other ranks get it: what cannot be sent is escaped, and it has an end."""
+    text = f"{type(error).__name__}: {error}"
+    return text.encode("utf-8", "backslashreplace").decode()[:10_000]
+
+
+_ALL_HERE = "all are here"
+
+
+def _settled(store: Any, number: int, outcome: str) -> str:
+    """How the wait for all ranks ended: as the first of them says that comes here."""
+    said: bytes = store.compare_set(f"fit/{number}/ended", "", outcome)
+    return said.decode()
+
+
+def _wait_for_all(group: Any, store: Any, number: int) -> None:
+    """Wait until all ranks have called `fit`, and say so if that takes long.
+
+    A rank that gives up meanwhile ends the wait of all.
+    """
     from brim.dist import _timeout
 
-    store = _store_of(group)
-    # A rank that is interrupted here comes again with the same number: the others wait for that.
-    number = _fits["fit"]
     places = [f"fit/{number}/{rank}" for rank in range(group.size())]
     store.set(places[group.rank()], "there")
     begin = time.monotonic()
     end = begin + _timeout(group).total_seconds()
     slow = min(begin + _SLOW, end)
     pause = 0.002
-    while not store.check(places):
+    while not store.check(places) and not store.check([f"fit/{number}/ended"]):
         now = time.monotonic()
         if now > slow:
             there = sum(store.check([place]) for place in places)
@@ -109,10 +131,12 @@ def _wait_for_all(group: Any) -> None:
             slow = end
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
-    _fits["fit"] = number + 1
+    outcome = _settled(store, number, _ALL_HERE)
+    if outcome != _ALL_HERE:
+        raise _C.RankError(outcome)
 
 
-@contextmanager
+@contextlib.contextmanager
 def agreed_most(ranks: Any, what: str, options: str) -> Iterator[Callable[[int], int]]:
     """A function that returns the largest number that any of the ranks passes to it, in one call.
 
@@ -126,11 +150,12 @@ def agreed_most(ranks: Any, what: str, options: str) -> Iterator[Callable[[int],
         yield lambda number: number
         return
     together = _C.FitRanks(_channel(setting.group), what)
-    together.same(options)
     try:
+        together.same(options)
+        together.end_with_next()
         yield lambda number: -together.least(-number)
     except BaseException as error:
-        together.fail(f"{type(error).__name__}: {error}")
+        together.fail(_text_of(error))
         raise
 
 

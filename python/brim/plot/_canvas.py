@@ -65,8 +65,10 @@ def save(figure: Any, where: Any, dpi: int) -> None:
         figure.savefig(where, dpi=dpi)
         return
     path = Path(where)
-    kind = path.suffix[1:] or figure.canvas.get_default_filetype()
-    path = path if path.suffix else path.with_suffix(f".{kind}")
+    kind = path.suffix[1:]  # from Python 3.14 on, that of "name." is a dot
+    if not kind:
+        kind = figure.canvas.get_default_filetype()
+        path = path.with_name(f"{path.name.rstrip('.')}.{kind}")
     write_whole(path, lambda out: figure.savefig(out, dpi=dpi, format=kind))
 
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "adapt/detail/gradient_of.h"
+#include "waiting.h"
 
 namespace brim::detail {
 namespace {
@@ -122,7 +123,7 @@ bool GradientReduction::vote(bool ready, Sum sum) {
   }
   sum(reduced_);
   if (!reduced_.is_same(sums_)) {
-    sums_.copy_(reduced_);
+    waiting([&] { sums_.copy_(reduced_); });  // for the other ranks, where `sum` only begins one
   }
   voted_ = sums_.const_data_ptr<double>()[kNotReady] == 0;
   return voted_;

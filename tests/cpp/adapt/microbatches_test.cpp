@@ -425,6 +425,43 @@ TEST_F(MicrobatchesTest, RanksHaveTheGradientsOfAllTheirBatches) {
   EXPECT_TRUE(models[0].gradients().equal(models[1].gradients()));
 }
 
+TEST_F(MicrobatchesTest, AStepInsideOfAnotherIsRefusedAndLeavesItsSumsToTheOuterOne) {
+  const at::Tensor gradients = expected(squares(data.x, data.y).mean());
+  const at::Tensor whole = squares(data.x, data.y).mean().detach();
+  ThreadRanks ranks(2);
+  ThreadSum sums;
+  const std::vector<Model> models = copies();
+  std::vector<at::Tensor> losses(2);
+  const auto errors = ranks.run([&](std::int64_t rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    Agreement agreement(std::make_shared<ThreadChannel>(ranks, rank));
+    const MicrobatchOptions options{.size = 2,
+                                    .adapt = {.ranks = &agreement},
+                                    .parameters = models[i].weights,
+                                    .sum_over_ranks = sums.of(rank)};
+    const auto loss_of = [&](const at::Tensor& x, const at::Tensor& y) {
+      return (models[i](x) - y).square().mean();
+    };
+    Microbatches inner(loss_of, options);
+    Microbatches step(
+        [&](const at::Tensor& x, const at::Tensor& y) {
+          EXPECT_THROW(inner(x, y), c10::Error);
+          EXPECT_THROW(inner(x.narrow(0, 0, 0), y.narrow(0, 0, 0)), c10::Error);
+          return loss_of(x, y);
+        },
+        options);
+    const std::int64_t begin = 5 * rank;
+    losses[i] = step(data.x.narrow(0, begin, 5), data.y.narrow(0, begin, 5));
+  });
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (errors[i]) {
+      std::rethrow_exception(errors[i]);
+    }
+    EXPECT_TRUE(losses[i].allclose(whole));
+    EXPECT_TRUE(models[i].gradients().allclose(gradients, 1e-12));
+  }
+}
+
 TEST_F(MicrobatchesTest, AWrongBatchOnOneRankIsAnErrorOnAll) {
   ThreadRanks ranks(2);
   const auto errors = ranks.run([&](std::int64_t rank) {

@@ -64,6 +64,21 @@ TEST(FitRanks, AnotherBatchIsAnErrorOnAll) {
   EXPECT_EQ(errors[0], errors[1]);
 }
 
+TEST(FitRanks, AfterTheLastExchangeAFailureIsToldToNobody) {
+  ThreadRanks all(2);
+  const auto errors = all.run([&](std::int64_t rank) {
+    const auto channel = std::make_shared<ThreadChannel>(all, rank);
+    FitRanks ranks(channel);
+    ranks.same("the same");
+    ranks.end_with_next();
+    ranks.same("the end");
+    ranks.fail("nobody waits for this");
+    EXPECT_EQ(channel->exchanges(), 2);
+  });
+  EXPECT_FALSE(errors[0]);
+  EXPECT_FALSE(errors[1]);
+}
+
 TEST(FitRanks, AFailureReachesTheOthersInTheirNextExchange) {
   const auto errors = errors_of([](FitRanks& ranks, std::int64_t rank) {
     ranks.same("the same");
