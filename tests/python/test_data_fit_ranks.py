@@ -1,12 +1,15 @@
-"""Ranks of which one does not measure together with the others."""
+"""Ranks of which one gives up while they connect, while they wait for each other, or fit."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +17,7 @@ import torch.distributed as dist
 import brim
 from brim.data import agree
 from brim.data.ranks import Ranks
+from brim.dist import RankSetting, _channel
 
 from .interrupt_ranks import TIMEOUT, Rank, threads_as_processes
 from .test_threads_and_forks import FOR_EVER
@@ -26,9 +30,9 @@ def counted_by_thread() -> Iterator[None]:
     threads_as_processes.end()
 
 
-def on_two_ranks(work: Callable[[int], Any]) -> list[Any]:
+def on_two_ranks(work: Callable[[int], Any], store: Any = None) -> list[Any]:
     """What each returned, or the error that left it."""
-    store, found = dist.HashStore(), [None, None]
+    store, found = store or dist.HashStore(), [None, None]
 
     def run(rank: int) -> None:
         try:
@@ -52,6 +56,44 @@ def most(rank: int, error: Exception | None = None) -> int:
         if error is not None:
             raise error
         return together.least(10 + rank)
+
+
+def test_ranks_that_did_not_connect_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = threading.Event()
+
+    def work(rank: int) -> bool:
+        setting = RankSetting(True)
+        if rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr("brim.dist._channel", mock.Mock(side_effect=KeyboardInterrupt))
+                with pytest.raises(KeyboardInterrupt):
+                    setting()
+            interrupted.set()
+        assert interrupted.wait(FOR_EVER)
+        return setting() is not None
+
+    assert on_two_ranks(work) == [True, True]
+
+
+def test_ctrl_c_while_ranks_connect_loses_no_connection() -> None:
+    store, connects, of_rank_0 = dist.HashStore(), threading.Event(), []
+
+    def work(rank: int) -> int:
+        if rank == 0:
+            of_rank_0.extend([threading.get_ident(), store.num_keys()])
+            connects.set()
+            with pytest.raises(KeyboardInterrupt):
+                _channel(dist.group.WORLD)
+        else:
+            assert connects.wait(FOR_EVER)
+            while store.num_keys() == of_rank_0[1]:  # then rank 0 waits in gloo, for this one
+                time.sleep(0.001)
+            interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            interrupt(ctypes.c_ulong(of_rank_0[0]), ctypes.py_object(KeyboardInterrupt))
+            _channel(dist.group.WORLD)
+        return most(rank)
+
+    assert on_two_ranks(work, store) == [10, 10]
 
 
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> str:
