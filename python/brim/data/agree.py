@@ -82,7 +82,7 @@ def measured_together(ranks: Ranks, *, alone: bool) -> Iterator[_C.FitRanks | No
         if _fits["fit"] > number:  # else the others still wait for this rank, which comes again
             why = _text_of(error)
             left = f"rank {group.rank()} left fit ahead of the others: {why}"
-            with contextlib.suppress(RuntimeError):  # the process that had the store is gone
+            with contextlib.suppress(torch.distributed.DistError):  # who had the store is gone
                 if together is not None or _settled(store, number, left) == _ALL_HERE:
                     (together or _C.FitRanks(_channel(group))).fail(why)
         raise
