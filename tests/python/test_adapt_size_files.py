@@ -30,10 +30,11 @@ persist = sys.argv[1]
 @brim.maximize("size", strategy="halving", keys=["x", "name"], persist=persist)
 def function(x, name, size=64):
     work(size, "b", None)
-sizes = [function.record(torch.zeros(3, 4), name="some name")[1][0].size]
-for callable in (functools.partial(work, x="b", names={"e", "f", "g", "h"}), Work()):
-    adaptive = brim.batch(64, strategy="halving", persist=persist)(callable)
-    sizes.append(adaptive.record()[1][0].size)
+with brim.budget("64MiB", device="cpu"):  # as much is free in each process
+    sizes = [function.record(torch.zeros(3, 4), name="some name")[1][0].size]
+    for callable in (functools.partial(work, x="b", names={"e", "f", "g", "h"}), Work()):
+        adaptive = brim.batch(64, strategy="halving", persist=persist)(callable)
+        sizes.append(adaptive.record()[1][0].size)
 print(*sizes)
 """
 

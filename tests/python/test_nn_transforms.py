@@ -192,6 +192,7 @@ def test_forward_mode_gives_what_torch_gives(case: Case) -> None:
         assert torch.equal(mine, theirs)
 
 
+@TORCH_LOADS
 @pytest.mark.parametrize(
     "call",
     [
