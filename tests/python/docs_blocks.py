@@ -204,7 +204,7 @@ class Page:
             return output.getvalue()
         elif command == "torchrun" and self.run_jobs:
             run = [sys.executable, "-m", "torch.distributed.run", *arguments]
-            done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(run, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
             return done.stdout
         return None

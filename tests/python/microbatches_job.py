@@ -506,7 +506,7 @@ def model_of_the_step(rank: int) -> Any:
 def main() -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
     rank = dist.get_rank()
     results = {name: CASES[name](rank) for name in sys.argv[2:] or CASES}
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))

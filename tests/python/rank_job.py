@@ -513,7 +513,7 @@ def main() -> None:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.PrefixStore(f"attempt_{attempt}", dist.TCPStore(address, port))
         where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": 2}
-    dist.init_process_group(backend, timeout=timedelta(seconds=60), **where)
+    dist.init_process_group(backend, timeout=timedelta(seconds=600), **where)
     rank, world = dist.get_rank(), dist.get_world_size()
     results = {}
     for name in names:

@@ -14,6 +14,8 @@ from torch import nn
 
 import brim
 
+from .patience import FOR_EVER
+
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -176,7 +178,7 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 """
     for called_before in (False, True):
         code = script.replace("{called_before}", str(called_before))
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=FOR_EVER)
 
 
 def test_a_failed_attempt_is_gone_before_the_next() -> None:

@@ -14,6 +14,8 @@ import torch
 
 import brim
 
+from .patience import FOR_EVER
+
 KILLED = -9
 
 PREAMBLE = """
@@ -64,7 +66,7 @@ def run(code: str, group: pathlib.Path | None = None, expected: int = 0) -> None
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=FOR_EVER,
         preexec_fn=join,
         env={
             **os.environ,

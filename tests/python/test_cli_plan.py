@@ -17,6 +17,8 @@ import pytest
 from brim.cli import main
 from brim.data import PackedBatchSampler, SizeAwareBatchSampler
 
+from .patience import FOR_EVER
+
 LENGTHS = [int(length) for length in np.random.default_rng(0).integers(1, 200, 500)]
 
 
@@ -282,5 +284,5 @@ def test_a_reader_that_leaves_changes_neither_files_nor_the_exit_status(
 def test_a_plan_for_a_reader_that_leaves_ends_quietly_with_0(folder: Path) -> None:
     plan = f"{sys.executable} -W error -m brim plan lengths.txt --max-total-size 1000 --json"
     command = ["bash", "-c", f"{plan} | true; echo ${{PIPESTATUS[0]}}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=FOR_EVER)
     assert (done.stdout, done.stderr) == ("0\n", "")

@@ -20,7 +20,7 @@ from brim.data.ranks import Ranks
 from brim.dist import RankSetting, _channel
 
 from .interrupt_ranks import TIMEOUT, Rank, threads_as_processes
-from .test_threads_and_forks import FOR_EVER
+from .patience import FOR_EVER
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,15 @@ import pytest
 
 from brim import _torch_version
 
+from .patience import FOR_EVER
+
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=FOR_EVER,
     )
 
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from .patience import FOR_EVER
+
 FRAMEWORKS = ["accelerate", "datasets", "lightning", "pyarrow", "pytorch_lightning"]
 FRAMEWORKS += ["torch_geometric", "torchdata", "transformers"]
 
@@ -20,7 +22,9 @@ assert "brim.integrations" not in sys.modules
 from brim.integrations import accelerate, datasets, pyg
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=FOR_EVER
+    )
     assert done.stdout == "[]\n", done.stderr
 
 

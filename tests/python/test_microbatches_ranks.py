@@ -21,7 +21,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks returned, by case."""
 
     def run(folder: Path) -> list[Any]:
-        torchrun(JOB, folder, timeout=120)
+        torchrun(JOB, folder)
         return results_of(folder)
 
     return once(tmp_path_factory, "microbatches_ranks", run)

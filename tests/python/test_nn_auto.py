@@ -22,6 +22,7 @@ from brim.nn._gated import rerun
 
 from .nn_families import FAMILIES, TEXT, imported, tokens
 from .nn_product_models import MODELS, Residual
+from .patience import FOR_EVER
 from .test_nn_frameworks import _one_rank, with_lora  # noqa: F401
 
 
@@ -670,7 +671,7 @@ done = True
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_fork_beside_a_forward_does_not_hang() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS], check=True, timeout=FOR_EVER)
 
 
 _HELD_BY_ONEDNN = """
@@ -690,7 +691,9 @@ assert brim.memory_stats("cpu").allocated == before
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 @pytest.mark.filterwarnings("ignore")
 def test_what_onednn_held_before_the_first_layer_can_be_freed_after_it() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _HELD_BY_ONEDNN], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _HELD_BY_ONEDNN], check=True, timeout=FOR_EVER
+    )
 
 
 def test_a_value_that_backward_works_with_does_not_count_as_freed() -> None:

@@ -18,6 +18,7 @@ import brim
 
 from .nn_cases import Case, pair
 from .nn_steps import ALL, IMAGES, same, small_net, step
+from .patience import FOR_EVER
 
 # -- Graphs ---------------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ def test_distributed_data_parallel(world: int, tmp_path: Path) -> None:
     ]
     printed = []
     for process in processes:
-        out, errors = process.communicate(timeout=300)
+        out, errors = process.communicate(timeout=FOR_EVER)
         assert process.returncode == 0, errors
         printed.append(out)
     assert len(set(printed)) == 1, "the ranks agree"

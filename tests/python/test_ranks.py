@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import brim
 
+from .patience import FOR_EVER
 from .torchrun import environment, once, results_of, torchrun
 
 if not dist.is_gloo_available():
@@ -54,7 +55,7 @@ def without_torchrun(folder: Path, ranks: int, case: str) -> list[tuple[int, Any
         for rank in range(ranks)
     ]
     try:
-        status = [process.wait(timeout=120) for process in processes]
+        status = [process.wait(timeout=FOR_EVER) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -13,7 +13,8 @@ from brim._state.uncompiled import run_uncompiled
 from brim._state.undoing import Undoing
 from brim.adapt._split_check import _eagerly
 
-from .test_threads_and_forks import FOR_EVER, in_child
+from .patience import FOR_EVER
+from .test_threads_and_forks import in_child
 
 
 def test_checks_in_two_threads_leave_no_setting() -> None:

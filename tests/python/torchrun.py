@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from .patience import FOR_EVER
+
 
 def environment(ranks: int) -> dict[str, str]:
     """The environment of a rank's process."""
@@ -27,7 +29,7 @@ def torchrun(
     *arguments: object,
     ranks: int = 2,
     options: tuple[str, ...] = (),
-    timeout: float = 240,
+    timeout: float = FOR_EVER,
     **env: str,
 ) -> None:
     """Run `program folder arguments...` on each rank; its output is shown if it fails.
