@@ -277,8 +277,7 @@ class Settings {
   }
 
   static bool is_module(PyObject* object) {
-    // Held for the life of the process, on purpose.
-    static const py::handle module = attribute(py::module_::import("torch.nn"), "Module").release();
+    static const py::handle module = provided("Module");
     return PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(module.ptr())) != 0;
   }
 

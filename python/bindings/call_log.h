@@ -47,9 +47,7 @@ class CallLog {
   static constexpr int kInfo = 20;
 
   static pybind11::handle logger() {
-    // Held for the life of the process, on purpose.
-    static const pybind11::handle found =
-        pybind11::module_::import("logging").attr("getLogger")("brim").release();
+    static const pybind11::handle found = provided("logger");
     return found;
   }
 

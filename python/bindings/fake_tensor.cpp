@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "interpreter.h"
 
 namespace brim::python {
 namespace {
@@ -24,9 +25,7 @@ void show_fake_device(const std::vector<at::Tensor>& tensors, bool show) {
 /// Python code cannot do this in one step: an interrupt between the steps would leave a tensor in
 /// pieces.
 void exchange_tensors(const py::object& a, const py::object& b) {
-  static const py::handle exchange =
-      py::module_::import("torch._C").attr("_swap_tensor_impl").cast<py::object>().release();
-  exchange(a, b);  // first: torch refuses it where C++ code has weak references
+  provided("swap_tensors")(a, b);  // first: torch refuses it where C++ code has weak references
   for (const char* name :
        {"__class__", "__dict__", "_backward_hooks", "_post_accumulate_grad_hooks"}) {
     const py::object of_a = a.attr(name);

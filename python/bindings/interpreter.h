@@ -61,7 +61,8 @@ inline pybind11::object attribute(pybind11::handle object, const char* name) {
 }
 
 /// What Python passed to `_C.provide` at import, under this name: the bindings import no module of
-/// ours.
+/// ours, and nothing late. A static variable that ran Python to be initialised would be a deadlock:
+/// that may give the GIL to a thread which then waits for the variable, and keeps the GIL.
 pybind11::handle provided(const char* name);
 
 /// Releases an object that may be the last reference to anything, finalisers included.

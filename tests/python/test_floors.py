@@ -66,6 +66,14 @@ def test_bindings_import_no_module_of_ours() -> None:
         assert not re.search(r'[iI]mport\w*\("brim', file.read_text()), file.name
 
 
+def test_no_variable_of_the_bindings_is_initialised_by_python_late() -> None:
+    """Two threads that need it first would wait for each other: see `provided`."""
+    runs_python = re.compile(r"import\(|attr\(|attribute\(|invoke\(|eval\(")
+    for file in (ROOT / "python" / "bindings").iterdir():
+        for found in re.findall(r"\bstatic\b[^;(]*=[^;]*;", file.read_text()):
+            assert not runs_python.search(found), f"{file.name}: {found}"
+
+
 def test_contributing_draws_the_floors() -> None:
     drawn = (ROOT / "CONTRIBUTING.md").read_text()
     for name in FLOOR_OF.keys() - {"_build_info", "_torch_version", "_C", "__main__", "brim"}:

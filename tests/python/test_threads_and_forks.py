@@ -355,6 +355,23 @@ def test_a_fork_waits_for_the_estimate_of_another_thread() -> None:
 # ---------------------------------------------------------------- the process
 
 
+def test_threads_that_are_told_of_their_first_calls_do_not_wait_for_each_other() -> None:
+    code = """
+import logging, threading, time, torch, brim
+usual = logging.getLogger
+def slowly(*name):
+    time.sleep(0.3)  # the other thread comes meanwhile
+    return usual(*name)
+logging.getLogger = slowly
+told = brim.maximize("n", observer=lambda attempt: None)(lambda n: n)
+threads = [threading.Thread(target=told, args=(4,)) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    ended = run(code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_daemon_threads_in_adaptive_calls_end_quietly_with_the_interpreter() -> None:
     code = """
 import threading, time, torch, brim

@@ -13,6 +13,8 @@ from brim._estimate._errors import LeftBehindError
 from brim._estimate._values import give_input, give_value
 from brim._state.undoing import Undoing
 
+_C.provide(swap_tensors=torch._C._swap_tensor_impl)
+
 _SWAPPABLE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from brim import _C
@@ -32,4 +33,4 @@ class Attempts(list[Attempt]):
         return draw("attempts", self, where, budget=budget)
 
 
-_C.provide(Attempts=Attempts)
+_C.provide(Attempts=Attempts, logger=logging.getLogger("brim"))

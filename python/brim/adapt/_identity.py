@@ -95,7 +95,7 @@ def structure(module: torch.nn.Module) -> int:
     return known
 
 
-_C.provide(structure=structure)
+_C.provide(structure=structure, Module=torch.nn.Module)
 
 
 def _configuration(layer: torch.nn.Module) -> str:
