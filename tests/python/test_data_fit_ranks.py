@@ -33,10 +33,13 @@ def counted_by_thread() -> Iterator[None]:
 def on_two_ranks(work: Callable[[int], Any], store: Any = None) -> list[Any]:
     """What each returned, or the error that left it."""
     store, found = store or dist.HashStore(), [None, None]
+    both_are_connected = threading.Barrier(2, timeout=FOR_EVER)
 
     def run(rank: int) -> None:
         try:
-            with Rank(store, rank).in_its_world():
+            own = Rank(store, rank)
+            both_are_connected.wait()
+            with own.in_its_world():
                 found[rank] = work(rank)
         except BaseException as error:
             found[rank] = error  # type: ignore[call-overload]
