@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,8 @@ from torch.nn import functional
 
 import brim
 from brim.nn import functional as own
+
+from .interrupts import Interrupt
 
 WEIGHT = torch.tensor([1.0, 9.0, 1.0, 20.0, 3.0]).double()
 IGNORED = -100
@@ -358,25 +359,11 @@ def test_the_loss_is_a_tensor_as_any_other(tmp_path: Any) -> None:
 
 def interrupted(at: int, work: Callable[[], Any]) -> bool:
     """Whether `work` was interrupted, before the `at`-th line of brim's Python code."""
-    left = at
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal left
-        if "brim" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
     try:
-        work()
+        with Interrupt(at):
+            work()
     except KeyboardInterrupt:
         return True
-    finally:
-        sys.settrace(None)
     return False
 
 
